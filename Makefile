@@ -24,7 +24,7 @@ horovod: .venv/horovod
 
 test test-slow: .venv/ready
 	@$(MAKE) --no-print-directory .venv/horovod || echo "Going on without Horovod: its tests are skipped."
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 $(if $(filter test-slow,$@),-m 'slow and not gpu' --dist worksteal)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(if $(filter test-slow,$@),-m 'slow and not gpu')
 
 lint: .venv/ready
 	$(BIN)/ruff check $(CODE)

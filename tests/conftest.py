@@ -6,8 +6,10 @@ limit_spinning()  # before torch is loaded
 
 import gc  # noqa: E402
 import logging  # noqa: E402
+import os  # noqa: E402
+import shutil  # noqa: E402
 import signal  # noqa: E402
-from collections.abc import Iterator  # noqa: E402
+from collections.abc import Callable, Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -18,18 +20,13 @@ import torch  # noqa: E402
 import undrawn  # noqa: E402
 from job import Shelf  # noqa: E402
 
+from distill.config.settings import TrainConfig  # noqa: E402
+
 torch.set_num_threads(1)
 # What was started in the background of a shell, or by nohup, ignores these; the processes that tests start would, too.
 for number in (signal.SIGHUP, signal.SIGQUIT):
     signal.signal(number, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-# The files that took most of a processor when they were measured one by one.
-LONGEST = ["test_launch.py", "test_bad_settings.py", "test_recipes.py", "test_ranks.py", "test_main_job.py"]
-LONGEST += ["test_readme.py", "test_divided_job.py", "test_browser.py", "test_damaged_sequences.py", "test_docs.py"]
-LONGEST += ["test_recipes_manual.py", "test_identity.py", "test_several_teachers.py", "test_refusals.py"]
-LONGEST += ["test_layer_search.py", "test_fine_tuning.py", "test_causal_job.py"]
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +59,17 @@ def rows() -> np.ndarray:
     return tiny.make_rows(20, shortest=5)
 
 
+@pytest.fixture
+def fit(tmp_path: Path, tokenizer: Any, rows: np.ndarray) -> Callable[..., tiny.Fit]:
+    """Makes trainings of those rows without a teacher, in folders of the test; `train`: the settings of their steps."""
+
+    def make(folder: str = "", train: dict[str, Any] | None = None, **more: Any) -> tiny.Fit:
+        settings = TrainConfig(**{"batch_size": 4, "accumulate": 2, **(train or {})})
+        return tiny.Fit(tmp_path / folder, tokenizer, more.pop("rows", rows), settings=settings, **more)
+
+    return make
+
+
 @pytest.fixture(autouse=True)
 def undrawn_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are drawn in the runs that tests share, in those of `program`, and in tests of reports."""
@@ -88,39 +96,19 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
 @pytest.fixture(scope="session")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
     """Books and a teacher trained on them; runs go to folders of their own below it."""
-    made = Shelf(tmp_path_factory.mktemp("shelf"))
-    assert made.pretrain() == 0
-    return made
+    root = tmp_path_factory.mktemp("shelf")
+    shared = (root.parents[1] if "PYTEST_XDIST_WORKER" in os.environ else root) / "shared"
+    shared.mkdir(exist_ok=True)
+    return Shelf(root, shared)
 
 
 @pytest.fixture(scope="session")
 def done(shelf: Shelf) -> Path:
     """The folder of an undisturbed run on that shelf; no test may change it."""
-    assert shelf.run(shelf.root / "done") == 0
-    return shelf.root / "done"
-
-
-@pytest.hookimpl(tryfirst=True, optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A file stays with one worker, so that what its tests share is made once; the longest files come first.
-
-    Otherwise the last of them would be under way while the other workers have nothing left to do.
-    """
-    if config.getoption("dist") != "load":
-        return None  # the user has chosen another order
-    from xdist.scheduler import LoadFileScheduling
-
-    config.option.loadscopereorder = False  # it would put those with the most tests first
-    return LoadFileScheduling(config, log)
+    return Path(shutil.copytree(shelf.once("done", shelf.run), shelf.root / "done"))
 
 
 def pytest_collection_finish() -> None:
     """What is loaded by now stays: to look through it for garbage again and again took 9 % of short tests."""
     gc.collect()
     gc.freeze()
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files that take longest come first."""
-    order = {name: number for number, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: order.get(item.path.name, len(order)))

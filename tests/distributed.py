@@ -13,18 +13,11 @@ import torch
 
 START_LIMIT = 120  # seconds
 # What nearly every rank and run imports: a server that has them forks processes, which would spend seconds on them.
-PRELOADED = [
-    "torch.distributed.fsdp",
-    "distill.distributed.ddp",
-    "distill.distributed.fsdp",
-    "distill.job",
-    "tiny",
-    "forked",
-]
+PRELOADED = ["torch.distributed.fsdp", "distill.distributed.ddp", "distill.distributed.fsdp", "distill.job"]
+PRELOADED += ["tiny", "forked", "distill.report.figures", "matplotlib.figure", "matplotlib.backends.backend_agg"]
 PRELOADED += [f"transformers.models.{name}.modeling_{name}" for name in ("bert", "distilbert", "albert", "gpt2")]
-PRELOADED += ["distill.tasks.mlm_sop", "distill.tasks.clm", "distill.tasks.classes", "distill.report.figures"]
-PRELOADED += ["distill.evaluation.pseudo_perplexity", "distill.evaluation.labelled"]
-PRELOADED += ["hydra.main", "hydra._internal.hydra", "matplotlib.figure", "matplotlib.backends.backend_agg"]
+PRELOADED += ["distill.tasks.mlm_sop", "distill.tasks.clm", "distill.tasks.classes", "distill.evaluation.labelled"]
+PRELOADED += ["distill.evaluation.pseudo_perplexity", "hydra.main", "hydra._internal.hydra"]
 TESTS = Path(__file__).resolve().parent
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(PRELOADED)
@@ -60,8 +53,9 @@ def run_ranks(size: int, folder: Path, function: Callable[..., Any], *arguments:
     port = free_port()
     start_server()
     # The server has the environment that there was when it started, so each rank is given today's.
-    given = (dict(os.environ), size, port, folder, function, arguments)
-    ranks = [FORKS.Process(target=_rank, args=(rank, *given)) for rank in range(size)]
+    places = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    environments = [{**os.environ, **places, "RANK": rank, "LOCAL_RANK": rank} for rank in range(size)]
+    ranks = [FORKS.Process(target=_rank, args=(folder, each, function, arguments)) for each in environments]
     for rank in ranks:
         rank.start()
     for rank in ranks:
@@ -75,25 +69,10 @@ def run_ranks(size: int, folder: Path, function: Callable[..., Any], *arguments:
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(size)]
 
 
-def _rank(
-    rank: int,
-    environment: dict[str, str],
-    size: int,
-    port: int,
-    folder: Path,
-    function: Callable[..., Any],
-    arguments: tuple[Any, ...],
-) -> None:
+def _rank(folder: Path, environment: dict[str, Any], function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    rank = environment["RANK"]
     os.environ.clear()
-    os.environ.update(
-        environment,
-        RANK=str(rank),
-        WORLD_SIZE=str(size),
-        LOCAL_RANK=str(rank),
-        LOCAL_WORLD_SIZE=str(size),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-    )
+    os.environ.update({name: str(value) for name, value in environment.items()})
     try:
         torch.save(function(*arguments), folder / f"{rank}.pt")
         # As `launch.leave` does: a test may end without closing, and then the library's threads abort a normal end.

@@ -17,23 +17,12 @@ GROUPED = SIZES | {"num_key_value_heads": 2}
 ROPE = {"rope_type": "default", "rope_theta": 500.0}
 # A scaling that changes nothing would show nothing: positions of the tests are beyond its original length.
 SCALED = {"rope_type": "linear", "factor": 4.0, "rope_theta": 700.0}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8,
-}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 8}
 WINDOWS = ["sliding_attention", "full_attention"]
-MODERNBERT_ROPE = {
-    "full_attention": {"rope_type": "default", "rope_theta": 300.0},
-    "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
-}
-GEMMA3_ROPE = {
-    "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 300.0},
-    "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
-}
+WIDE = {"rope_type": "linear", "factor": 4.0, "rope_theta": 300.0}
+MODERNBERT_ROPE = {"full_attention": ROPE | {"rope_theta": 300.0}, "sliding_attention": ROPE | {"rope_theta": 50.0}}
+GEMMA3_ROPE = {"full_attention": WIDE, "sliding_attention": ROPE | {"rope_theta": 50.0}}
 
 MASKED: dict[str, dict[str, Any]] = {
     "bert": SIZES,
@@ -142,13 +131,7 @@ def make(family: str, layers: int = 3, **fields: Any) -> Any:
     """A model of so many blocks, in evaluation mode."""
     if family not in OTHERS:
         return make_model(family, layers, **fields)
-    known = {
-        "vocab_size": VOCAB,
-        "num_hidden_layers": layers,
-        "pad_token_id": PAD,
-        "bos_token_id": CLS,
-        "eos_token_id": SEP,
-    }
+    known = {"vocab_size": VOCAB, "num_hidden_layers": layers, **SPECIAL_IDS}
     known |= {"intermediate_size": 48} if family == "llama" else {}
     kind = AutoModelForCausalLM if family in ("gpt2", "llama") else AutoModelForMaskedLM
     torch.manual_seed(1)

@@ -38,7 +38,26 @@ class Program(NamedTuple):
     folder: str  # the working directory
 
 
-class Forked:
+class Signalled:
+    """What a process gets from others: signals."""
+
+    pid: int
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def poll(self) -> int | None:
+        raise NotImplementedError
+
+
+class Forked(Signalled):
     """A running command; what tests use of `subprocess.Popen[str]`."""
 
     def __init__(self, arguments: list[str], environment: dict[str, str], **more: Any) -> None:
@@ -52,7 +71,7 @@ class Forked:
         out.close()
         err.close()
         assert self._process.pid is not None
-        self.pid: int = self._process.pid
+        self.pid = self._process.pid
         self._read: list[bytes] = [b"", b""]
         streams = enumerate((self._out, self._err))
         self._readers = [threading.Thread(target=self._drain, args=each, daemon=True) for each in streams]
@@ -87,16 +106,6 @@ class Forked:
         self.wait(None if until is None else max(1.0, until - time.monotonic()))
         output, errors = (each.decode() for each in self._read)
         return output, errors
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
 
 
 def _become(
@@ -145,7 +154,7 @@ def start_rank(command: list[str], env: dict[str, str] | None = None) -> Any:
     return Child(partial(run, command[len(RUN) if script is None else 2 :], environment, script))
 
 
-class Child:
+class Child(Signalled):
     """A fork of this process in place of a new program; what launchers use of `subprocess.Popen`."""
 
     def __init__(self, work: Callable[[], NoReturn]) -> None:
@@ -168,16 +177,6 @@ class Child:
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
 
 
 def _close_all() -> None:

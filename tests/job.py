@@ -3,11 +3,12 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,40 +42,17 @@ from distill.config.compose import (  # noqa: F401
 )
 from distill.config.override_text import as_value, parse_override  # noqa: F401
 from distill.config.settings import CONF, ChainConfig, Config
+from distill.runtime.files import locked
 
 ROOT = Path(__file__).resolve().parent.parent
 NOUNS = [
-    "river",
-    "house",
-    "letter",
-    "winter",
-    "captain",
-    "garden",
-    "mother",
-    "soldier",
-    "morning",
-    "road",
-    "window",
-    "horse",
-    "king",
-    "ship",
-    "story",
-]
+    "river", "house", "letter", "winter", "captain", "garden", "mother", "soldier", "morning", "road", "window",
+    "horse", "king", "ship", "story",
+]  # fmt: skip
 VERBS = [
-    "found",
-    "left",
-    "carried",
-    "watched",
-    "remembered",
-    "followed",
-    "lost",
-    "painted",
-    "kept",
-    "opened",
-    "crossed",
-    "wrote",
-    "heard",
-]
+    "found", "left", "carried", "watched", "remembered", "followed", "lost", "painted", "kept", "opened", "crossed",
+    "wrote", "heard",
+]  # fmt: skip
 ADJECTIVES = ["old", "quiet", "golden", "broken", "distant", "little", "heavy", "strange", "bright", "narrow"]
 WHERE = ["by the sea", "in the valley", "at the gate", "over the hill", "near the church", "under the stars"]
 TINY = "student.config={hidden_size:32,num_hidden_layers:4,num_attention_heads:2,intermediate_size:64}"
@@ -82,15 +60,13 @@ TINY = "student.config={hidden_size:32,num_hidden_layers:4,num_attention_heads:2
 
 def book(number: int, paragraphs: int = 40) -> str:
     """A Project Gutenberg file as published, with sentences whose words depend on each other."""
-    draw = random.Random(number)
-    lines = []
+    draw, lines = random.Random(number), list[str]()
     for _ in range(paragraphs):
         for _ in range(6):
             noun = draw.randrange(len(NOUNS))
             # The verb follows from the noun: something that a masked language model can learn.
-            verb = VERBS[noun % len(VERBS)]
-            adjective = draw.choice(ADJECTIVES)
-            lines.append(f"The {adjective} {NOUNS[noun]} {verb} the {draw.choice(NOUNS)} {draw.choice(WHERE)}.")
+            words = f"{draw.choice(ADJECTIVES)} {NOUNS[noun]} {VERBS[noun % len(VERBS)]}"
+            lines.append(f"The {words} the {draw.choice(NOUNS)} {draw.choice(WHERE)}.")
         lines.append("")
     return (
         f"The Project Gutenberg eBook of Book {number}\n\n"
@@ -141,13 +117,8 @@ def command(*arguments: str, path: Path | None = None) -> Forked:
 
 def program(*arguments: str, path: Path | None = None) -> subprocess.Popen[str]:
     """The same in an interpreter of its own, as a user starts it: four seconds more, for each of the ranks as well."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "distill", *arguments],
-        env=environment(path),
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    words, pipes = [sys.executable, "-m", "distill", *arguments], {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(words, env=environment(path), text=True, **pipes)
 
 
 # A run of several ranks is forked, and among the slow tests it starts interpreters of its own.
@@ -175,44 +146,79 @@ def save_ordered(folder: Path) -> Path:
 
 
 class Shelf:
-    """Books, a teacher trained on them, and the arguments of a distillation from it."""
+    """Books, a teacher trained on them, and the arguments of a distillation from it.
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.books = library(root / "books")
+    Attributes:
+        root: where runs of this worker go, in folders of their own.
+        shared: what all workers of a session read, each thing made by the first that asks for it.
+    """
+
+    def __init__(self, root: Path, shared: Path) -> None:
+        self.root, self.shared = root, shared
+        with locked(shared / "books.lock"):
+            self.books = shared / "books" if (shared / "books").exists() else library(shared / "books")
         self.corpus = [f"corpus.path={self.books}", f"data.cache={root / 'cache'}", "data.workers=1"]
-        self.corpus += [
-            "corpus.sequence_length=32",
-            "corpus.heldout=0.1",
-            "evaluate.sets=[heldout]",
-            "evaluate.max_sequences=8",
-        ]
-        self.teacher = root / "teacher"
+        self.corpus += ["corpus.sequence_length=32", "corpus.heldout=0.1"]
+        self.corpus += ["evaluate.sets=[heldout]", "evaluate.max_sequences=8"]
+        self.teacher = self.once("teacher", self.pretrain)
 
-    def pretrain(self) -> int:
-        train = ["train.batch_size=16", "train.accumulate=1", "train.epochs=null", "train.steps=60"]
-        size = [TINY, "corpus.vocab_size=400", "optimizer.lr=5e-3", f"hydra.run.dir={self.teacher}"]
-        return distill("+recipe=bert_pretrain", *self.corpus, *train, *size)
+    def once(self, name: str, work: Callable[[Path], int]) -> Path:
+        """The folder of a run that all workers read and none changes, which `work` makes where there is none."""
+        folder = self.shared / name
+        with locked(self.shared / f"{name}.lock"):
+            if not (folder / "results.json").exists():
+                assert work(folder) == 0
+        return folder
 
-    def arguments(self, folder: Path, *more: str) -> list[str]:
-        train = [
-            "train.batch_size=8",
-            "train.accumulate=2",
-            "train.epochs=2",
-            "train.save_every=2",
-            "corpus.max_sequences=60",
-        ]
-        teacher = ["teacher=pretrained", f"teacher.path={self.teacher}"]
+    def pretrain(self, folder: Path, recipe: str = "bert_pretrain", size: str = TINY) -> int:
+        train = ["train.batch_size=16", "train.accumulate=1", "train.epochs=null", "train.steps=60", "precision=fp32"]
+        more = [size, "corpus.vocab_size=400", "optimizer.lr=5e-3", f"hydra.run.dir={folder}"]
+        return distill(f"+recipe={recipe}", *self.corpus, *train, *more)
+
+    def settings(self, *more: str) -> list[str]:
+        train = ["train.batch_size=8", "train.accumulate=2", "train.epochs=2", "train.save_every=2"]
+        train += ["corpus.max_sequences=60", "teacher=pretrained", f"teacher.path={self.teacher}"]
         # The same format on every machine that the tests run on, whatever pays there.
-        fixed = [*self.corpus, *teacher, *train, "evaluate.pseudo_perplexity.fraction=0.1", "precision=fp32"]
+        fixed = [*self.corpus, *train, "evaluate.pseudo_perplexity.fraction=0.1", "precision=fp32"]
         # tests/runs/test_layer_search.py finds layers by scores; DistilBERT's weights show each term in the loss.
         fixed += ["student.layers=[0,1]", "objective=masked"]
         if not any(setting.startswith("evaluate.every_steps=") for setting in more):
             fixed.append("evaluate.every_steps=null")  # by epoch
-        return ["+recipe=distilbert_gutenberg", *fixed, f"hydra.run.dir={folder}", *more]
+        return ["+recipe=distilbert_gutenberg", *fixed, *more]
+
+    def arguments(self, folder: Path, *more: str) -> list[str]:
+        return [*self.settings(*more), f"hydra.run.dir={folder}"]
 
     def run(self, folder: Path, *more: str) -> int:
         return distill(*self.arguments(folder, *more))
+
+    def run_alone(self, folder: Path, *more: str, start: Callable[..., Any] = command, status: int = 0) -> str:
+        """The same as a process of its own, with its ranks where it has several; gives what it has logged."""
+        return finish(start(*self.arguments(folder, *more), path=ROOT / "tests"), status)
+
+
+def finish(process: Any, status: int = 0) -> str:
+    """What a process has logged, once it has ended with this status."""
+    _, errors = process.communicate(timeout=500)
+    assert process.returncode == status, errors
+    return errors
+
+
+def interrupted(finished: Path, folder: Path, leave: int = -1) -> Path:
+    """A copy of a finished run as a kill after its last checkpoints but one would have left it.
+
+    `leave`: where the checkpoints end that stay.
+    """
+    shutil.copytree(finished, folder)
+    (folder / "results.json").unlink()
+    for path in sorted((folder / "checkpoints").glob("step-*"))[leave:]:
+        shutil.rmtree(path)
+    return folder
+
+
+def lines_of(capfd: Any) -> list[str]:
+    """The lines of `distill: ...` that were logged since they were last read."""
+    return [line for line in capfd.readouterr().err.splitlines() if line.startswith("distill: ")]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -12,23 +12,8 @@ from distill.data.tables.squad import Answer, Question, Questions, Squad
 
 REAL = pytest.mark.skipif("DISTILL_DATA" not in os.environ, reason="real questions are not part of the project")
 WORDS = [
-    "the",
-    "cat",
-    "sat",
-    "on",
-    "a",
-    "mat",
-    "and",
-    "an",
-    "old",
-    "dog",
-    "ran",
-    "to",
-    "river",
-    "bank",
-    "found",
-    "bones",
-]
+    "the", "cat", "sat", "on", "a", "mat", "and", "an", "old", "dog", "ran", "to", "river", "bank", "found", "bones",
+]  # fmt: skip
 ODD = ["café", "naïve", "Zürich", "U.S.", "co-operate", "\u201cquoted\u201d", "$3.5", "İstanbul", "don't", "東京", "!"]
 
 

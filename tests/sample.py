@@ -13,7 +13,6 @@ from distill.objective.terms.soft import Soft
 from distill.runs.describe import measure_facts
 
 SETS = ("heldout", "wikitext2")
-MEASURES = ("perplexity", "pseudo_perplexity")
 TERMS = {"soft": Soft, "mlm": Mlm, "cosine": Cosine}
 CONFIG = "train:\n  epochs: 3\n  note: '<b>&'\n"
 
@@ -57,12 +56,8 @@ def sample_results() -> dict[str, Any]:
         "notes": ["The teacher ships with the package; +recipe=distilbert_paper has the paper's."],
         "finished": True,
         "corpus": {
-            "name": "Project Gutenberg",
-            "documents": 30,
-            "tokens": 3_944_120,
-            "max_sequences": 30_813,
-            "sequence_length": 128,
-            "preparation": {"seconds": 14.2, "tokens_per_second": 277_755.0},
+            "name": "Project Gutenberg", "documents": 30, "tokens": 3_944_120, "max_sequences": 30_813,
+            "sequence_length": 128, "preparation": {"seconds": 14.2, "tokens_per_second": 277_755.0},
         },
         "teacher": model("little-bert", 1.0),
         "student": model("half-bert", 1.25),
@@ -75,22 +70,12 @@ def sample_results() -> dict[str, Any]:
         },
         "agreement": {"heldout": {"top1": 0.6312, "kl": 0.4123}, "wikitext2": {"top1": 0.5517, "kl": 0.6329}},
         "training": {
-            "steps": 123,
-            "epochs": 3.0,
-            "tokens": 370_368,
-            "seconds": 213.9,
-            "tokens_per_second": 1731.5,
-            "data_wait": 0.0301,
-            "final_loss": {"total": 9.421, "soft": 1.253, "mlm": 3.714, "cosine": 0.1423},
-            "skipped_steps": 2,
-            "ended_by": "epochs",
+            "steps": 123, "epochs": 3.0, "tokens": 370_368, "seconds": 213.9, "tokens_per_second": 1731.5,
+            "data_wait": 0.0301, "final_loss": {"total": 9.421, "soft": 1.253, "mlm": 3.714, "cosine": 0.1423},
+            "skipped_steps": 2, "ended_by": "epochs",
         },
         "backend": {
-            "name": "single",
-            "ranks": 1,
-            "rings": {"asked": 1, "in_force": 1},
-            "accumulate": 5,
-            "batch_size": 16,
+            "name": "single", "ranks": 1, "rings": {"asked": 1, "in_force": 1}, "accumulate": 5, "batch_size": 16,
         },
         "environment": {"python": "3.11.7", "torch": "2.13.0", "device": "cpu", "git_revision": "3f2c1d9"},
         "evaluation": {
@@ -98,7 +83,7 @@ def sample_results() -> dict[str, Any]:
             for name in SETS
         },
         "history": history(1.0, ("total", "soft", "mlm", "cosine")),
-    }
+    }  # fmt: skip
 
 
 def sample_metrics() -> list[dict[str, Any]]:

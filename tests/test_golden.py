@@ -28,7 +28,7 @@ import torch
 from chat_templates import FAMILIES
 from demo_scores import shortcomings
 from families import depth_fields, make_family
-from job import ADJECTIVES, NOUNS, VERBS, command, library, metrics, results, save_model, save_ordered, weights
+from job import ADJECTIVES, NOUNS, VERBS, command, finish, library, metrics, results, save_model, save_ordered, weights
 from labelled import squad, table
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification, AutoTokenizer
@@ -190,24 +190,9 @@ def ranks(backend: str, *more: str) -> Callable[[Path], list[str]]:
     return lambda root: [*DISTILBERT, *pair(root), f"backend={backend}", "backend.processes=2", *more]
 
 
-RUNS: dict[str, Callable[[Path], list[str]]] = {
-    "main": main_job,
-    "smoke": smoke,
-    "distilbert": distilbert,
-    "intermediate": intermediate,
-    "pretrain": pretrain,
-    "causal": causal,
-    "chat": chat,
-    "albert": albert,
-    "albert_lamb": albert_lamb,
-    "classes": classes,
-    "spans": spans,
-    "cache": cache,
-    "several": several,
-    "ddp": ranks("ddp"),
-    "fsdp": ranks("fsdp"),
-    "horovod": ranks("horovod", "backend.rings=2"),
-}
+MADE = (main_job, smoke, distilbert, intermediate, pretrain, causal, chat, albert, albert_lamb, classes, spans, cache)
+RUNS: dict[str, Callable[[Path], list[str]]] = {make.__name__.removesuffix("_job"): make for make in (*MADE, several)}
+RUNS |= {"ddp": ranks("ddp"), "fsdp": ranks("fsdp"), "horovod": ranks("horovod", "backend.rings=2")}
 MARKS = {
     "main": pytest.mark.slow,
     "horovod": pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed"),
@@ -238,9 +223,7 @@ def digest(tensors: dict[str, torch.Tensor]) -> str:
 def measure(name: str, root: Path) -> dict[str, Any]:
     """Do a run in an empty folder; give what is written down of it."""
     folder = root / "run"
-    process = command(*RUNS[name](root), f"data.cache={root / 'cache'}", f"hydra.run.dir={folder}")
-    _, errors = process.communicate(timeout=540)
-    assert process.returncode == 0, errors
+    finish(command(*RUNS[name](root), f"data.cache={root / 'cache'}", f"hydra.run.dir={folder}"))
     lines, content = metrics(folder), results(folder)
     names = [key for key in sorted(lines[0]) if key.startswith("loss/") or key == "grad_norm"]
     scores = {

@@ -8,7 +8,6 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,23 +45,21 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     labelled(Path("rows"), "review,stars")
     for name in ("train", "dev"):
         shutil.copy(f"rows/{name}.csv", f"{name}.csv")
-    Path("data/glue/SST-2").mkdir(parents=True)
     squad(Path("data/squad"))
     shutil.copy("data/squad/dev-v1.1.json", ".")
-    for name, count in (("train", 24), ("dev", 8)):
-        rows = [f"a {'fine' if number % 2 else 'dull'} ship\t{number % 2}" for number in range(count)]
-        Path(f"data/glue/SST-2/{name}.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
+    labelled(Path("data/glue/SST-2"), "sentence\tlabel", ".tsv", ("0", "1"))
     for family in set(MODELS.values()):
         save_model(Path("models") / family, family)
     save_ordered(Path("models/albert"))
     return tmp_path
 
 
-def labelled(folder: Path, header: str) -> None:
-    folder.mkdir()
+def labelled(folder: Path, header: str, suffix: str = ".csv", classes: tuple[str, str] = ("no", "yes")) -> None:
+    folder.mkdir(parents=True)
+    between = "\t" if "\t" in header else ","
     for name, count in (("train", 24), ("dev", 8)):
-        rows = [f"a {'fine' if number % 2 else 'dull'} ship,{'yes' if number % 2 else 'no'}" for number in range(count)]
-        (folder / f"{name}.csv").write_text("\n".join([header, *rows]) + "\n")
+        rows = [f"a {('dull', 'fine')[number % 2]} ship{between}{classes[number % 2]}" for number in range(count)]
+        (folder / f"{name}{suffix}").write_text("\n".join([header, *rows]) + "\n")
 
 
 def follow(words: list[str], *more: str) -> None:
@@ -139,13 +136,9 @@ def stages_of_two_steps(name: str) -> str:
     return f"small_{name}"
 
 
-def python_of_the_readme() -> Iterator[str]:
-    text = (ROOT / "README.md").read_text()
-    yield from re.findall(r"```python\n(.*?)```", text.split("## From Python")[1].split("\n## ")[0], re.S)
-
-
 def test_python_of_the_readme(here: Path) -> None:
-    (code,) = python_of_the_readme()
+    text = (ROOT / "README.md").read_text().split("## From Python")[1].split("\n## ")[0]
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
     small = "".join(f', "{setting}"' for setting in SMALL)
     names: dict[str, object] = {}
     exec(code.replace('"corpus.path=BOOKS"]', f'"corpus.path=BOOKS"{small}]'), names)

@@ -156,22 +156,20 @@ def changed(config: conf.Config, **flat: Any) -> conf.Config:
     return config
 
 
-def change(settings: Any, name: str, value: Any) -> Any:
+def change(settings: Any, name: str, value: Any, path: str = "") -> Any:
     """The same settings with one of them changed, by its dotted name on the command line.
+
+    Args:
+        path: of the section in the whole of the settings.
 
     Raises:
         SettingError: a value that the section refuses.
     """
-    return _change(settings, name, value, "")
-
-
-def _change(settings: Any, name: str, value: Any, path: str) -> Any:
     first, _, rest = name.partition(".")
     if isinstance(settings, dict):
-        return settings | {first: _change(settings[first], rest, value, f"{path}.{first}") if rest else value}
-    inner = f"{path}.{first}".lstrip(".")
+        return settings | {first: change(settings[first], rest, value, f"{path}.{first}") if rest else value}
     if rest:
-        return settings.changed(**{first: _change(getattr(settings, first), rest, value, inner)})
+        return settings.changed(**{first: change(getattr(settings, first), rest, value, f"{path}.{first}".lstrip("."))})
     try:
         return settings.changed(**{first: value})
     except ValidationError as error:

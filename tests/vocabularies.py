@@ -50,13 +50,8 @@ def byte_pieces(special: list[str]) -> dict[str, int]:
 
 def unigrams(special: list[str], *last: str) -> list[tuple[str, float]]:
     """SentencePiece's Unigram: letters and a few words, with their log-probabilities."""
-    pieces = [
-        ("\u2581", -2.0),
-        *((letter, -4.0) for letter in LETTERS),
-        ("\u2581the", -3.0),
-        ("ing", -3.5),
-        (".", -4.0),
-    ]
+    words = [("\u2581the", -3.0), ("ing", -3.5), (".", -4.0)]
+    pieces = [("\u2581", -2.0), *((letter, -4.0) for letter in LETTERS), *words]
     return [*((piece, 0.0) for piece in special), *pieces, *((piece, 0.0) for piece in last)]
 
 
@@ -91,61 +86,30 @@ def _byte_level(special: list[str]) -> Tokenizer:
     return tokenizer
 
 
-def _of_bert() -> PreTrainedTokenizerFast:
-    return BertTokenizer(word_pieces(BERT))
-
-
-def _of_llama2() -> PreTrainedTokenizerFast:
-    return LlamaTokenizer(sentence_pieces(["<unk>", "<s>", "</s>"]), PIECE_MERGES)
-
-
-def _of_gpt2() -> PreTrainedTokenizerFast:
-    return GPT2Tokenizer(byte_pieces([END]), MERGES)
-
-
-def _of_qwen() -> PreTrainedTokenizerFast:
-    return Qwen2Tokenizer(byte_pieces([END]), MERGES)
-
-
-def _of_cohere() -> PreTrainedTokenizerFast:
-    return CohereTokenizer(byte_pieces(COHERE), MERGES)
-
-
-def _of_gemma() -> PreTrainedTokenizerFast:
-    return GemmaTokenizer(sentence_pieces(["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]), PIECE_MERGES)
-
-
+GEMMA = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+CAMEMBERT = ["<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<s>", "</s>"]
 MAKE: dict[str, Callable[[], Any]] = {
-    "bert": _of_bert,
-    "distilbert": _of_bert,
-    "electra": _of_bert,
+    "bert distilbert electra": lambda: BertTokenizer(word_pieces(BERT)),
     "roberta": lambda: RobertaTokenizer(byte_pieces([*ROBERTA, "<mask>"]), MERGES),
     "xlm-roberta": lambda: XLMRobertaTokenizer(unigrams(ROBERTA, "<mask>")),
-    "camembert": lambda: CamembertTokenizer(
-        vocab=unigrams(["<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<s>", "</s>"], "<mask>")
-    ),
+    "camembert": lambda: CamembertTokenizer(vocab=unigrams(CAMEMBERT, "<mask>")),
     "mpnet": lambda: MPNetTokenizer(word_pieces(["<s>", "<pad>", "</s>", "<unk>", "[UNK]", "<mask>"])),
     "albert": lambda: AlbertTokenizer(unigrams(["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"])),
     "deberta-v2": lambda: DebertaV2Tokenizer(unigrams(["[PAD]", "[CLS]", "[SEP]", "[UNK]"], "[MASK]"), unk_id=3),
     "modernbert": _of_modernbert,
-    "gpt2": _of_gpt2,
+    "gpt2 granite": lambda: GPT2Tokenizer(byte_pieces([END]), MERGES),
     "llama": _of_llama3,
-    "qwen2": _of_qwen,
-    "qwen3": _of_qwen,
-    "mistral": _of_llama2,
-    "gemma": _of_gemma,
-    "gemma2": _of_gemma,
-    "gemma3_text": _of_gemma,
-    "granite": _of_gpt2,
-    "cohere": _of_cohere,
-    "cohere2": _of_cohere,
+    "qwen2 qwen3": lambda: Qwen2Tokenizer(byte_pieces([END]), MERGES),
+    "mistral": lambda: LlamaTokenizer(sentence_pieces(["<unk>", "<s>", "</s>"]), PIECE_MERGES),
+    "gemma gemma2 gemma3_text": lambda: GemmaTokenizer(sentence_pieces(GEMMA), PIECE_MERGES),
+    "cohere cohere2": lambda: CohereTokenizer(byte_pieces(COHERE), MERGES),
     "gpt_neox": lambda: GPTNeoXTokenizer(byte_pieces([END, "<|padding|>"]), MERGES),
 }
 
 
 def vocabulary_of(family: str) -> Any:
     """A tokenizer of the class, and with the special tokens, that the published models of a family have."""
-    return MAKE[family]()
+    return next(make for families, make in MAKE.items() if family in families.split())()
 
 
 def special_ids(tokenizer: Any) -> dict[str, int]:

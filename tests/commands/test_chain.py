@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from job import CommandLine, Shelf, composed_chain, distill, environment, parse_override, results, wait_for
-from test_fine_tuning import table
+from labelled import table
 
 from distill.commands import chain as chain_module
 from distill.commands.chain import STAGE, _finish, _is_finished, run_chain, runs_of

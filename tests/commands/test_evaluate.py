@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 from job import Shelf, book, distill, results, save_model
+from labelled import squad, table
 from omegaconf import OmegaConf
 from prediction_models import save_fine_tuned
-from test_fine_tuning import squad, table
 from transformers import AutoModelForSequenceClassification, BloomConfig, BloomForCausalLM
 from vocabularies import vocabulary_of
 

@@ -1,21 +1,21 @@
-"""Runs that go on: from a finished one, from a checkpoint that is named, and after an interruption of either."""
+"""Runs that go on: from a finished one, from a named checkpoint, after interruptions; and the snapshots on the way."""
 
 import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from job import Shelf, assert_same, metrics, results
-from tiny import Fit, make_model, only
+from job import Shelf, assert_same, lines_of, metrics, results
+from tiny import only
+from transformers import AutoModelForMaskedLM
 
-from distill.config.settings import BackendConfig, TrainConfig
+from distill.config.settings import BackendConfig
 from distill.distributed.single import Single
 from distill.report.comparison.runs import find_runs
 from distill.runs.callbacks import Snapshots
-from distill.runs.checkpoint import Checkpoints, read_record
+from distill.runs.checkpoint import Checkpoints
 from distill.runs.results_file import read_run
 from distill.runs.run_folder import RunFolder
 from distill.runs.state import State
@@ -33,9 +33,8 @@ class Kill(BaseException):
 @pytest.fixture(scope="module")
 def two(shelf: Shelf) -> Path:
     """A finished run of two steps."""
-    folder = shelf.root / "two-steps"
-    assert shelf.run(folder, *EVALUATED, "train.steps=2") == 0
-    return folder
+    assert shelf.run(shelf.root / "two-steps", *EVALUATED, "train.steps=2") == 0
+    return shelf.root / "two-steps"
 
 
 @pytest.fixture
@@ -44,7 +43,7 @@ def finished(two: Path, tmp_path: Path) -> Path:
 
 
 def killed_at(step: int, monkeypatch: pytest.MonkeyPatch, shelf: Shelf, folder: Path, *more: str) -> None:
-    """Run until the log of this step, which comes before its checkpoint."""
+    """Run until the log and the snapshot of this step, which come before its checkpoint."""
     after_step = Snapshots.after_step
 
     def killing(self: Snapshots, result: Any) -> None:
@@ -57,8 +56,8 @@ def killed_at(step: int, monkeypatch: pytest.MonkeyPatch, shelf: Shelf, folder: 
         shelf.run(folder, *more)
 
 
-def steps(folder: Path) -> list[int]:
-    return [line["step"] for line in metrics(folder)]
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 def test_without_a_checkpoint_a_finished_run_is_not_continued(
@@ -67,25 +66,27 @@ def test_without_a_checkpoint_a_finished_run_is_not_continued(
     shutil.rmtree(finished / "checkpoints")
     before = (finished / "metrics.jsonl").read_bytes()
     assert shelf.run(finished, *EVALUATED, "train.steps=3") == 2
-    line = capfd.readouterr().err
-    assert "a finished run of 2 steps, and there is no checkpoint to continue it from" in line
-    assert f"student.path={finished} hydra.run.dir=DIR" in line
+    line = lines_of(capfd)[-1]
+    assert "there is no checkpoint to continue it from" in line and f"student.path={finished} hydra.run.dir" in line
     assert (finished / "metrics.jsonl").read_bytes() == before and shelf.run(finished, *EVALUATED, "train.steps=2") == 0
 
 
 def test_a_run_that_is_being_continued_is_not_a_finished_one(
-    shelf: Shelf, finished: Path, monkeypatch: pytest.MonkeyPatch
+    shelf: Shelf, finished: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
+    """Its own command still finds its student, and ends the continuation."""
     assert read_run(finished, "run").finished and find_runs([str(finished)])[0].record is not None
-    killed_at(4, monkeypatch, shelf, finished, *EVALUATED, "train.steps=5")
+    killed_at(4, monkeypatch, shelf, finished, *EVALUATED, "train.steps=5", "train.snapshots=[1,2,4]")
+    assert (
+        "train.snapshot_every ask for 2 of a step up to 2, but the run resumes after step 2" in capfd.readouterr().err
+    )
     with pytest.raises(SettingError, match=r"^run=.* is being continued beyond step 2, and that has not ended"):
         read_run(finished, "run")
     (run,) = find_runs([str(finished)])
     assert run.record is None and run.status.startswith("not finished: it stopped after step ")
-    assert shelf.run(finished, *EVALUATED, "train.steps=2") == 0, "its own command still finds its student"
-    assert read_run(finished, "run").training.steps == 2, "and ends the continuation"
-    assert shelf.run(finished, *EVALUATED, "train.steps=5") == 0
-    assert read_run(finished, "run").training.steps == 5
+    for steps in (2, 5):
+        assert shelf.run(finished, *EVALUATED, f"train.steps={steps}") == 0
+        assert read_run(finished, "run").training.steps == steps
 
 
 def test_from_a_checkpoint_that_is_named_a_run_goes_on_after_a_kill(
@@ -97,7 +98,8 @@ def test_from_a_checkpoint_that_is_named_a_run_goes_on_after_a_kill(
     assert shelf.run(again, *CONSTANT, "train.steps=3") == 0  # checkpoints of another beginning
     (again / "results.json").unlink()
     killed_at(4, monkeypatch, shelf, again, *more, f"resume={named}")
-    assert steps(again) == [1, 2, 3, 4] and not (again / "checkpoints" / "step-00000004").exists()
+    assert [line["step"] for line in metrics(again)] == [1, 2, 3, 4]
+    assert names(again / "checkpoints") == ["step-00000001", "step-00000002", "step-00000003"]
     shutil.rmtree(named)  # as pruning does
     capfd.readouterr()
     assert shelf.run(again, *more, f"resume={named}") == 0
@@ -106,40 +108,22 @@ def test_from_a_checkpoint_that_is_named_a_run_goes_on_after_a_kill(
     assert [line["seconds"] for line in metrics(again)] == sorted(line["seconds"] for line in metrics(again))
 
 
-def test_a_checkpoint_names_the_one_that_its_run_began_from(shelf: Shelf, finished: Path, tmp_path: Path) -> None:
-    named, folder = finished / "checkpoints" / "step-00000002", tmp_path / "begun"
-    assert shelf.run(folder, *CONSTANT, "train.steps=3", f"resume={named}") == 0
-    (folder / "results.json").unlink()
-    assert shelf.run(folder, *CONSTANT, "train.steps=4") == 0, "with resume=auto, too"
-    began = [read_record(path)["began_from"] for path in sorted((folder / "checkpoints").iterdir())]
-    assert began == [str(named.resolve())] * 2 and read_record(named)["began_from"] is None
-
-
-def test_without_a_checkpoint_no_line_of_a_log_stays(shelf: Shelf, tmp_path: Path) -> None:
-    """That of an evaluation may be of another start."""
+def test_without_a_checkpoint_nothing_of_an_earlier_start_stays(shelf: Shelf, tmp_path: Path) -> None:
+    """It may have had other settings: nothing but a checkpoint knows them."""
     folder = tmp_path / "run"
-    folder.mkdir()
+    for step in (1, 3):
+        (folder / "snapshots" / f"step-{step}").mkdir(parents=True)
+    (folder / ".lock").touch()  # which a run has before its first snapshot
     (folder / "history.jsonl").write_text('{"step": 1, "loss": {}, "perplexity": {"heldout": 123456.0}}\n')
-    assert shelf.run(folder, *EVALUATED, "train.steps=1") == 0
+    assert shelf.run(folder, *EVALUATED, "train.steps=1", "train.snapshots=[1]") == 0
     (line,) = results(folder)["history"]
     assert line["perplexity"]["heldout"] < 123456.0
+    assert names(folder / "snapshots") == ["step-1"] and (folder / "snapshots/step-1/model.safetensors").exists()
 
 
-def test_snapshots_that_come_too_late_are_named(shelf: Shelf, finished: Path, capfd: pytest.CaptureFixture) -> None:
-    assert shelf.run(finished, *EVALUATED, "train.steps=4", "train.snapshots=[1,2,4]") == 0
-    assert (
-        "train.snapshot_every ask for 2 of a step up to 2, but the run resumes after step 2" in capfd.readouterr().err
-    )
-    assert results(finished)["snapshots"] == [4]
-
-
-def test_the_steps_before_an_interruption_have_their_line(tmp_path: Path, tokenizer: Any, rows: np.ndarray) -> None:
-    settings = TrainConfig(batch_size=4, accumulate=2, epochs=None, steps=8, log_every=3, save_every=100)
-
-    def fit() -> Fit:
-        return Fit(tmp_path, tokenizer, rows, None, make_model("distilbert", 1, seed=5), only(mlm=1.0), settings)
-
-    first, second = fit(), fit()
+def test_the_steps_before_an_interruption_have_their_line(fit: Any) -> None:
+    train = {"epochs": None, "steps": 8, "log_every": 3, "save_every": 100}
+    first, second = (fit("", train, objective=only(mlm=1.0)) for _ in range(2))
     first.student.base_model.register_forward_pre_hook(
         lambda *_: signal.raise_signal(signal.SIGTERM) if first.state.step == 3 else None
     )
@@ -147,6 +131,9 @@ def test_the_steps_before_an_interruption_have_their_line(tmp_path: Path, tokeni
         first.run()
     second.resume().run()
     assert [line["step"] for line in first.logs] == [3, 4] and [line["step"] for line in second.logs] == [6, 8]
+
+
+# --- which checkpoint ----------------------------------------------------------------------------------------------
 
 
 def saved(run: Path, *steps: int, beginning: Path | None = None) -> list[Path]:
@@ -165,8 +152,7 @@ def run_folder_of(path: Path, resume: Path | str) -> RunFolder:
 
 def test_a_checkpoint_of_another_run_discards_no_training(tmp_path: Path) -> None:
     (other,), (first, _) = saved(tmp_path / "other", 1), saved(tmp_path / "own", 2, 3)
-    words = r"^resume=.*step-00000001 would discard what is in hydra\.run\.dir=.*own, whose step-00000003 did not begin"
-    with pytest.raises(SettingError, match=words):
+    with pytest.raises(SettingError, match=r"^resume=.*step-00000001 would discard .*own, whose step-00000003 did not"):
         _ = run_folder_of(tmp_path / "own", other).start
     assert run_folder_of(tmp_path / "own", first).start == first, "back to one of its own"
     assert run_folder_of(tmp_path / "new", other).start == other
@@ -175,19 +161,19 @@ def test_a_checkpoint_of_another_run_discards_no_training(tmp_path: Path) -> Non
     assert run_folder_of(tmp_path / "begun", other).start == begun, "it goes on"
 
 
-def files_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files whose digests are taken from here on."""
-    read: list[str] = []
-    monkeypatch.setattr(files, "sha256", lambda path, real=files.sha256: read.append(path.name) or real(path))
-    return read
+    found: list[str] = []
+    monkeypatch.setattr(files, "sha256", lambda path, real=files.sha256: found.append(path.name) or real(path))
+    return found
 
 
-def test_a_resume_compares_each_file_of_a_checkpoint_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resume_compares_each_file_of_a_checkpoint_once(tmp_path: Path, read: list[str]) -> None:
     """With 84 GB on eight machines each further pass reads another 672."""
     (newest,) = saved(tmp_path / "run", 2, beginning=tmp_path / "other")
-    monkeypatch.chdir(tmp_path)
-    read, model = files_read(monkeypatch), torch.nn.Linear(2, 2)
-    folder = run_folder_of(tmp_path / "run", tmp_path / "other")
+    read.clear()
+    folder, model = run_folder_of(tmp_path / "run", tmp_path / "other"), torch.nn.Linear(2, 2)
     assert folder.recorded["formats"] == {"student": "fp32"}
     assert folder.beginning() == str(tmp_path / "other") and folder.start == newest
     assert folder.load(model, torch.optim.SGD(model.parameters(), lr=0.1)).step == 2
@@ -203,13 +189,91 @@ def test_a_resume_compares_each_file_of_a_checkpoint_once(tmp_path: Path, monkey
     ],
 )
 def test_each_rank_compares_its_share(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, local_rank: int, shards: bool, expected: list[str]
-) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: list[str], rank: int, local_rank: int, shards: bool,
+    expected: list[str],
+) -> None:  # fmt: skip
     """Those of one machine all files between them; those that share a student, which see one storage, all together."""
     (newest,) = saved(tmp_path / "run", 2)
-    read, folder = files_read(monkeypatch), run_folder_of(tmp_path / "run", "auto")
+    read.clear()
+    folder = run_folder_of(tmp_path / "run", "auto")
     places = {"rank": rank, "size": 4, "local_rank": local_rank, "local_size": 2, "shards_student": shards}
     for name, value in (places | {"agree": lambda work: work(), "gather": lambda value: [value]}).items():
         monkeypatch.setattr(folder.ranks, name, value, raising=False)
     folder.checkpoints.check(newest)
     assert read == expected
+
+
+# --- snapshots -----------------------------------------------------------------------------------------------------
+
+STEPS = ("schedule=constant", "train.epochs=null")
+EVERY = (*STEPS, "train.snapshot_every=2", "train.steps=5", "train.save_every=2")
+
+
+def weights_file(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def kept(shelf: Shelf) -> Path:
+    """A run of five steps with snapshots after 1, 2 and 4; one checkpoint is left."""
+    more = ("train.snapshots=[1]", "train.snapshot_every=2", "train.keep=1", "evaluate.every_steps=4")
+    assert shelf.run(shelf.root / "snapshots", *STEPS, "train.steps=5", *more) == 0
+    return shelf.root / "snapshots"
+
+
+def test_snapshots_stay_beside_the_checkpoints(kept: Path) -> None:
+    assert names(kept / "snapshots") == ["step-1", "step-2", "step-4"]
+    assert names(kept / "checkpoints") == ["step-00000004", "step-00000005"]
+    found = results(kept)
+    assert found["snapshots"] == [1, 2, 4] and [line["step"] for line in found["history"]] == [4, 5]
+    assert "snapshots/step-N for N = 1, 2, 4" in (kept / "report.md").read_text()
+    card = (kept / "snapshots" / "step-2" / "README.md").read_text()
+    assert "Training took 2 steps" in card and "AutoModelForMaskedLM" in card
+
+
+@pytest.mark.parametrize("step", [2, 4])
+def test_a_snapshot_is_the_student_of_a_shorter_run(shelf: Shelf, kept: Path, step: int) -> None:
+    folder, snapshot = shelf.root / f"short-{step}", kept / "snapshots" / f"step-{step}"
+    assert shelf.run(folder, *STEPS, f"train.steps={step}", "evaluate.sets=[]") == 0
+    assert weights_file(snapshot) == weights_file(folder / "student") != weights_file(kept / "student")
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        assert (snapshot / name).read_bytes() == (folder / "student" / name).read_bytes(), name
+
+
+def test_a_snapshot_is_a_student_and_a_teacher(shelf: Shelf, kept: Path) -> None:
+    snapshot = kept / "snapshots" / "step-2"
+    student = ["student=pretrained", f"student.path={snapshot}", "student.layers=null", f"teacher.path={snapshot}"]
+    assert shelf.run(shelf.root / "further", *student, "train.steps=1") == 0
+    found = results(shelf.root / "further")
+    parameters = AutoModelForMaskedLM.from_pretrained(snapshot).num_parameters()
+    assert found["teacher"]["parameters"] == found["student"]["parameters"] == parameters
+
+
+def test_after_a_kill_snapshots_behind_the_checkpoint_are_made_anew(
+    shelf: Shelf, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The code of a loss may have been edited in between."""
+    folder = shelf.root / "killed-snapshots"
+    killed_at(4, monkeypatch, shelf, folder, *EVERY)
+    assert names(folder / "checkpoints") == ["step-00000002"], "the snapshot comes before the checkpoint of its step"
+    first = folder / "snapshots" / "step-4"
+    (first / "mark").touch()
+    (folder / "snapshots" / ".step-6.new").mkdir()  # what a killed process leaves of one that it was writing
+    assert shelf.run(folder, *EVERY) == 0
+    assert not (first / "mark").exists() and results(folder)["snapshots"] == [2, 4]
+    assert weights_file(first) == weights_file(kept / "snapshots" / "step-4")
+    # Those of a training that has diverged, as where the loss was high from step 3 on, do not stay either.
+    (folder / "results.json").unlink()
+    for step in (4, 5):
+        (folder / f"checkpoints/step-{step:08d}").rename(folder / f"checkpoints/diverged-step-{step:08d}")
+    (first / "mark").touch()
+    assert shelf.run(folder, *EVERY) == 0
+    assert not (first / "mark").exists() and results(folder)["snapshots"] == [2, 4]
+
+
+@pytest.mark.parametrize("setting", ["train.snapshots=[2,9]", "train.snapshot_every=9", "train.snapshots=[a]"])
+def test_snapshots_beyond_the_end_are_refused(shelf: Shelf, setting: str, capfd: pytest.CaptureFixture) -> None:
+    folder = shelf.root / "beyond"
+    assert shelf.run(folder, setting) == 2 and not list(folder.glob("*"))
+    (line,) = lines_of(capfd)
+    assert setting.split("=")[0] in line and ("a]" in setting or "step 8" in line)

@@ -1,4 +1,4 @@
-"""What must match to resume: the teacher's weights wherever they lie, and no setting that cannot change the student."""
+"""What must match to resume or to call a run finished: weights, code, and every setting that can change the student."""
 
 import shutil
 from functools import cache
@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from job import Shelf, assert_same, composed, metrics, results, save_ordered, whole_run
+from job import Shelf, assert_same, composed, distill, lines_of, metrics, results, save_ordered, whole_run
 from safetensors.torch import load_file, save_file
 from tiny import make_batches, make_rows
 
-from distill.config.settings import Config
+from distill.config.settings import Config, DataConfig, SourceConfig
+from distill.data.sources import find_source
+from distill.data.tokens import Text, key_of
 from distill.distributed.rank_identity import refuse_differing_ranks
 from distill.evaluation.sets import EvaluationSet
 from distill.models.kind import MASKED, ORDERED
@@ -20,6 +22,7 @@ from distill.models.load import load_pretrained
 from distill.models.loaded import model_digest, saved_digest
 from distill.runs.identity import refuse_other_settings, run_identity, set_digests
 from distill.runtime.errors import SettingError
+from distill.teacher.members import settings_by_member
 
 DIGESTS = {"teacher": "t", "student": None, "corpus": "c"}
 COLLATOR: Any = None  # no batch is made
@@ -62,12 +65,13 @@ def test_what_can_change_the_student_is_in_and_nothing_else(override: str) -> No
     assert (identity(override) != identity()) == (override in COUNTED)
 
 
-def test_the_rows_of_a_step_count_however_they_are_given() -> None:
+def test_what_counts_only_with_something_else() -> None:
     assert identity("train.sequences_per_step=32", ranks=3, given=32) == identity(ranks=2) == identity(ranks=4)
     assert identity("train.sequences_per_step=33", ranks=3, given=33) != identity(ranks=2)
     assert identity("optimizer.scale_lr=sqrt", "optimizer.base_batch=64") != identity()
-    clipping = "optimizer.clip_each_rank=true"
+    clipping, drawn = "optimizer.clip_each_rank=true", "teacher.cache.sampled=4"
     assert identity(clipping, ranks=2) != identity(clipping, ranks=4)
+    assert identity(drawn, "teacher.cache.seed=1") != identity(drawn)
 
 
 @pytest.mark.parametrize(
@@ -83,26 +87,121 @@ def test_the_rows_of_a_step_count_however_they_are_given() -> None:
     ],
 )
 def test_with_a_constant_schedule_the_length_is_left_out(settings: tuple[str, ...], is_open: bool) -> None:
-    before, now = (
-        identity("schedule=constant", *settings, f"train.epochs={epochs}", steps=10 * epochs) for epochs in (3, 5)
-    )
+    before, now = (identity("schedule=constant", *settings, f"train.epochs={n}", steps=10 * n) for n in (3, 5))
     assert (before == now) == is_open
     if not is_open:
         with pytest.raises(SettingError, match=r"was 3\S* and is now 5"):
             refuse_other_settings(before, now, "hydra.run.dir=x")
 
 
-def test_the_cure_for_another_length_is_a_constant_schedule_or_another_run() -> None:
-    with pytest.raises(SettingError, match=r"train\.epochs was 3 and is now 5.* made for one length \(schedule=cons"):
-        refuse_other_settings({"train.epochs": 3}, {"train.epochs": 5}, "hydra.run.dir=x")
+# --- code of the user's --------------------------------------------------------------------------------------------
+
+LOSS = """
+from distill.objective.terms import VocabularyTerm
+
+class Loss(VocabularyTerm):
+    positions = "all"
+
+    def losses(self, student, teacher, targets):
+        return 1.0 * (student.softmax(-1) - teacher.softmax(-1)).abs().sum(-1)
+"""
+SOURCE = """
+from distill.data.sources import Shard, Source
+
+class Mine(Source):
+    def shards(self):
+        return [Shard(("a",))]
+
+    def documents(self, shard):
+        yield from ()
+"""
+TEACHER = """
+from transformers import AutoModelForMaskedLM
+
+def model(folder="", heads=2, api_key=""):
+    return AutoModelForMaskedLM.from_pretrained(folder)
+"""
+CHANGED = r"the code or the arguments of {} have changed"
 
 
-# --- as a user meets it
+@pytest.fixture
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that modules are imported from."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
 
 
-def refused(capfd: pytest.CaptureFixture, *words: str) -> None:
-    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("distill: ")]
-    assert len(lines) == 1 and all(word in lines[0] for word in words), lines
+def digests(config: Any) -> dict[str, Any]:
+    return run_identity(config, dict(DIGESTS), make_batches(np.zeros((500, 4)), COLLATOR, 16, seed=0), 10)
+
+
+def test_a_finished_run_whose_loss_was_edited_is_refused_and_an_interrupted_one_goes_on(
+    shelf: Shelf, code: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, folder, changed = code / "edited_loss.py", code / "run", CHANGED.format("edited_loss.Loss")
+    more = ("+objective.mine={_target_: edited_loss.Loss, weight: 1.0}", "train.epochs=null", "train.steps=2")
+    for text, status in ((LOSS, 0), (LOSS.replace("class", "# a comment\nclass"), 0), (LOSS.replace("1.0", "2.0"), 2)):
+        file.write_text(text)
+        capsys.readouterr()
+        assert shelf.run(folder, *more) == status
+    assert changed in capsys.readouterr().err
+    (folder / "results.json").unlink()
+    assert shelf.run(folder, *more) == 0, "it may have failed for the code that was edited"
+    assert f"{changed} since then; the run resumes with the present code" in capsys.readouterr().err
+    assert shelf.run(folder, *more) == 0 and changed not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["+optimizer._target_=edited_part.Part"],
+        ["+schedule._target_=edited_part.Part"],
+        ["student=custom", "student._target_=edited_part.Part"],
+        ["+evaluate.measures.mine._target_=edited_part.Part", "train.keep_best=heldout.mine"],
+    ],
+)
+def test_code_of_every_part_that_decides_the_student_counts(overrides: list[str], code: Path) -> None:
+    config, file = composed("+recipe=distilbert_gutenberg", *overrides), code / "edited_part.py"
+    file.write_text("class Part:\n    x = 1\n")
+    before = digests(config)
+    file.write_text("class Part:\n    x = 2\n")
+    with pytest.raises(SettingError, match=CHANGED.format(r"edited_part\.Part")):
+        refuse_other_settings(before, digests(config), "hydra.run.dir=x")
+
+
+def test_a_teacher_of_other_arguments_or_code_is_another(code: Path) -> None:
+    def made(*arguments: str, more: str = "") -> Any:
+        (code / "edited_teacher.py").write_text(TEACHER + more)
+        teacher = ["teacher=custom", "teacher._target_=edited_teacher.model", *arguments]
+        config = composed("+recipe=distilbert_gutenberg", *teacher)
+        return settings_by_member(config)[""].code, digests(config)
+
+    (one, before), (other, now) = made("+teacher.heads=2"), made("+teacher.heads=4")
+    assert one != other != made("+teacher.heads=4", more="x = 1\n")[0]
+    assert one == made("+teacher.heads=2", "teacher.micro_batches=4", "+teacher.device=cuda:1")[0], "of each host"
+    with pytest.raises(SettingError, match=CHANGED.format(r"edited_teacher\.model")):
+        refuse_other_settings(before, now, "hydra.run.dir=x")
+    assert not [name for name in digests(config_of()) if name.startswith("code.")]
+
+
+def test_the_sequences_of_an_edited_source_are_others_and_a_fault_in_it_names_its_line(
+    code: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def key(text: str) -> str:
+        (code / "edited_source.py").write_text(text)
+        source = find_source(SourceConfig(**{"_target_": "edited_source.Mine"}), "corpus", DataConfig())
+        assert source is not None
+        return key_of(Text((source,), "corpus"), {}, DataConfig(cache=str(code / "cache")))
+
+    assert key(SOURCE) == key(SOURCE + "\n\n# a remark\n") != key(SOURCE.replace("()", '("text",)'))
+    (code / "faulty_source.py").write_text(SOURCE.replace("yield", "open(shard.paths[0])\n        yield"))
+    arguments = ["corpus=custom", "corpus._target_=faulty_source.Mine", "data.cache=cache", "data.workers=1"]
+    assert distill("+recipe=smoke", *arguments, f"hydra.run.dir={code / 'run'}") == 2
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "FileNotFoundError" in line and "(faulty_source.py, line 9: open(" in line
+
+
+# --- as a user meets it --------------------------------------------------------------------------------------------
 
 
 def test_a_teacher_that_moved_is_the_same_and_one_retrained_in_place_is_another(
@@ -118,18 +217,17 @@ def test_a_teacher_that_moved_is_the_same_and_one_retrained_in_place_is_another(
     weights = load_file(moved / "model.safetensors")
     weights["bert.encoder.layer.0.attention.self.query.bias"] += 1e-3
     save_file(weights, moved / "model.safetensors", metadata={"format": "pt"})
-    assert shelf.run(folder, f"teacher.path={moved}", length) == 2  # finished, but with another teacher
-    refused(capfd, "the teacher has other weights", str(folder), "hydra.run.dir=DIR")
-    (folder / "results.json").unlink()
-    assert shelf.run(folder, f"teacher.path={moved}", length) == 2  # the checkpoint is that of another teacher
-    refused(capfd, "the teacher has other weights")
+    for _ in range(2):  # the finished run is that of another teacher, and so is the checkpoint
+        assert shelf.run(folder, f"teacher.path={moved}", length) == 2
+        (line,) = lines_of(capfd)
+        assert "the teacher has other weights" in line and str(folder) in line
+        (folder / "results.json").unlink(missing_ok=True)
 
 
 def test_a_finished_run_is_continued_where_the_schedule_allows(shelf: Shelf, tmp_path: Path) -> None:
     constant = ("schedule=constant", "schedule.warmup=0", "student.dropout=0.1")
-    assert shelf.run(tmp_path / "once", *constant, "train.epochs=3") == 0
-    assert shelf.run(tmp_path / "twice", *constant, "train.epochs=1") == 0
-    assert shelf.run(tmp_path / "twice", *constant, "train.epochs=3") == 0
+    for name, epochs in (("once", 3), ("twice", 1), ("twice", 3)):
+        assert shelf.run(tmp_path / name, *constant, f"train.epochs={epochs}") == 0
     assert_same(tmp_path / "once", tmp_path / "twice")
     losses = [[line["loss/total"] for line in metrics(tmp_path / name)] for name in ("once", "twice")]
     assert losses[0] == losses[1] and len(losses[0]) == 12
@@ -139,31 +237,28 @@ def test_a_finished_run_is_continued_where_the_schedule_allows(shelf: Shelf, tmp
 def test_the_kept_digest_of_a_folder_is_that_of_the_model_that_it_was_read_as(tmp_path: Path) -> None:
     """A folder with two heads is another teacher where one of them is left out."""
     folder = save_ordered(tmp_path / "both")
-    cache = str(tmp_path / "cache")
     models = [load_pretrained("teacher.path", str(folder), kind) for kind in (ORDERED, MASKED)]
-    digests = [saved_digest(str(folder), model, None, cache) for model in models]
-    assert digests == [model_digest(model) for model in models] and digests[0] != digests[1]
-
-
-def test_a_rank_with_another_evaluation_set_is_refused_by_its_name() -> None:
-    def digests(seed: int) -> dict[str, Any]:
-        sets = {"imdb": make_rows(2), "books": make_rows(3, seed=seed)}
-        return set_digests([EvaluationSet(name, "", rows, 1) for name, rows in sets.items()])
-
-    ranks: Any = SimpleNamespace(size=2, barrier=lambda: None, gather=lambda own: [own, digests(4)])
-    refuse_differing_ranks(digests(4), ranks)
-    with pytest.raises(SettingError, match=r"^rank 1 would .*: evaluate\.sets: books is \w+") as error:
-        refuse_differing_ranks(digests(3), ranks)
-    assert "imdb" not in str(error.value)
+    found = [saved_digest(str(folder), model, None, str(tmp_path / "cache")) for model in models]
+    assert found == [model_digest(model) for model in models] and found[0] != found[1]
 
 
 def test_ranks_compare_their_evaluation_sets_before_they_train(
     shelf: Shelf, tmp_path: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def of(seed: int) -> dict[str, Any]:
+        sets = {"imdb": make_rows(2), "books": make_rows(3, seed=seed)}
+        return set_digests([EvaluationSet(name, "", rows, 1) for name, rows in sets.items()])
+
+    ranks: Any = SimpleNamespace(size=2, barrier=lambda: None, gather=lambda own: [own, of(4)])
+    refuse_differing_ranks(of(4), ranks)
+    with pytest.raises(SettingError, match=r"^rank 1 would .*: evaluate\.sets: books is \w+") as error:
+        refuse_differing_ranks(of(3), ranks)
+    assert "imdb" not in str(error.value)
+
     def refuse(identity: dict[str, Any], ranks: Any) -> None:
         raise SettingError(f"compared: {', '.join(identity)}")
 
     monkeypatch.setattr(whole_run, "refuse_differing_ranks", refuse)
     assert shelf.run(tmp_path / "run") == 2
-    refused(capfd, "compared: evaluate.sets: heldout")
+    assert "compared: evaluate.sets: heldout" in lines_of(capfd)[-1]
     assert not (tmp_path / "run" / "metrics.jsonl").exists()

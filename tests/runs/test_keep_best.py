@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job import ROOT, Shelf, assert_alike, assert_same, command, distill, results, whole_run
+from job import Shelf, assert_alike, assert_same, distill, lines_of, results, whole_run
 
 from distill.runs.checkpoint import Checkpoints
 from distill.runs.facts import Best, HistoryPoint
@@ -16,6 +16,7 @@ from distill.runs.record import Record
 from distill.runs.run_folder import RunFolder
 
 BY_STEPS = ("schedule=constant", "train.epochs=null", "evaluate.every_steps=2", "train.keep=1", "train.save_every=100")
+EIGHT = (*BY_STEPS, "train.steps=8")
 
 
 class Kill(BaseException):
@@ -35,42 +36,37 @@ def short(shelf: Shelf) -> Path:
 
 
 @pytest.fixture(scope="module")
-def center(short: Path) -> float:
-    """The loss after four steps."""
-    return math.log(results(short)["student"]["perplexity"]["heldout"])
+def best(short: Path) -> list[str]:
+    """Settings by which the student after four steps is the best."""
+    return near(math.log(results(short)["student"]["perplexity"]["heldout"]))
 
 
 @pytest.fixture(scope="module")
-def kept(shelf: Shelf, center: float) -> Path:
+def kept(shelf: Shelf, best: list[str]) -> Path:
     """Eight steps, evaluated after 2, 4, 6 and 8, of which the second is the best."""
-    assert shelf.run(shelf.root / "best", *BY_STEPS, "train.steps=8", *near(center)) == 0
+    assert shelf.run(shelf.root / "best", *EIGHT, *best) == 0
     return shelf.root / "best"
-
-
-def saved(folder: Path) -> list[int]:
-    return sorted(int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*"))
 
 
 def test_the_best_is_published_and_described(kept: Path, short: Path) -> None:
     """As if the run had ended there."""
-    content, other = results(kept), results(short)
-    scores = [line["near"]["heldout"] for line in content["history"]]
+    found, other = results(kept), results(short)
+    scores = [line["near"]["heldout"] for line in found["history"]]
     assert scores[1] == min(scores) < 1e-6
-    assert content["best"] == {
+    assert found["best"] == {
         "measure": "near", "set": "heldout", "lower_is_better": True, "patience": None, "step": 4, "score": scores[1],
         "last_score": scores[3], "later": 2,
     }  # fmt: skip
     assert_same(kept, short)
     for measure in ("perplexity", "pseudo_perplexity"):
-        assert content["student"][measure] == other["student"][measure]
-    assert content["agreement"] == other["agreement"]
-    assert content["training"]["steps"] == 8 and content["training"]["ended_by"] == "steps"
-    assert saved(kept)[0] == 4 and saved(kept)[-1] == 8
+        assert found["student"][measure] == other["student"][measure]
+    assert found["agreement"] == other["agreement"]
+    assert found["training"]["steps"] == 8 and found["training"]["ended_by"] == "steps"
+    assert sorted(path.name for path in (kept / "checkpoints").iterdir())[::2] == ["step-00000004", "step-00000008"]
     for page in ("report.md", "report.html", "student/README.md"):
-        text = (kept / page).read_text()
-        assert "The student after step 4 of 8 was kept, the best by near on heldout" in text, page
-    report = (kept / "report.md").read_text()
-    assert "4, kept" in report and "6, kept" not in report and "Dotted line: the student that was kept." in report
+        words = "The student after step 4 of 8 was kept, the best by near on heldout"
+        assert words in (kept / page).read_text(), page
+    assert "4, kept" in (kept / "report.md").read_text() and "6, kept" not in (kept / "report.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -82,35 +78,32 @@ def test_the_best_is_published_and_described(kept: Path, short: Path) -> None:
     ],
 )
 def test_what_decides_the_best_stays(
-    shelf: Shelf, kept: Path, center: float, change: str, words: str, capfd: pytest.CaptureFixture
+    shelf: Shelf, kept: Path, best: list[str], change: str, words: str, capfd: pytest.CaptureFixture
 ) -> None:
-    capfd.readouterr()
-    assert shelf.run(kept, *BY_STEPS, "train.steps=8", *near(center), change) == 2
+    assert shelf.run(kept, *EIGHT, *best, change) == 2
     assert words in capfd.readouterr().err
-    assert shelf.run(kept, *BY_STEPS, "train.steps=8", *near(center), "evaluate.batch_size=4") == 0
+    assert shelf.run(kept, *EIGHT, *best, "evaluate.batch_size=4") == 0
 
 
 @pytest.mark.slow
-def test_patience_ends_a_run_and_more_of_it_continues(shelf: Shelf, kept: Path, center: float) -> None:
+def test_patience_ends_a_run_and_more_of_it_continues(shelf: Shelf, kept: Path, best: list[str]) -> None:
     """The best but one is the sixth step's, whose checkpoint a later loss has shown to be good."""
-    folder, settings = shelf.root / "patient", [*BY_STEPS, "train.steps=8", *near(center)]
-    assert shelf.run(folder, *settings, "train.patience=1") == 0
-    content = results(folder)
-    assert content["training"]["steps"] == 6 and content["training"]["ended_by"] == "patience"
-    assert content["best"]["step"] == 4 and content["best"]["patience"] == 1
-    assert_same(folder, kept)
-    before = (folder / "results.json").read_bytes()
-    assert shelf.run(folder, *settings, "train.patience=1") == 0
-    assert (folder / "results.json").read_bytes() == before
-    assert shelf.run(folder, *settings, "train.patience=3") == 0
-    assert results(folder)["training"]["ended_by"] == "steps" and results(folder)["best"]["step"] == 4
+    folder = shelf.root / "patient"
+
+    def run(patience: int) -> tuple[int, str, int]:
+        assert shelf.run(folder, *EIGHT, *best, f"train.patience={patience}") == 0
+        found = results(folder)
+        return found["training"]["steps"], found["training"]["ended_by"], found["best"]["step"]
+
+    for _ in range(2):
+        assert run(1) == (6, "patience", 4)
+        assert_same(folder, kept)
+    assert run(3) == (8, "steps", 4)
     assert_same(folder, kept)
     # Where its checkpoint is damaged, the best of the others is taken.
     (folder / "results.json").unlink()
     shutil.copy(folder / "checkpoints/step-00000004/state.json", folder / "checkpoints/step-00000004/model.safetensors")
-    assert shelf.run(folder, *settings, "train.patience=3") == 0
-    assert results(folder)["best"]["step"] == 6 and (folder / "checkpoints" / "damaged-step-00000004").is_dir()
-    assert "The student after step 6 of 8 was kept" in (folder / "report.md").read_text()
+    assert run(3) == (8, "steps", 6) and (folder / "checkpoints" / "damaged-step-00000004").is_dir()
 
 
 def killing(owner: Any, name: str, at: Callable[..., bool], before: bool) -> Any:
@@ -130,14 +123,16 @@ def killing(owner: Any, name: str, at: Callable[..., bool], before: bool) -> Any
 
 @pytest.mark.slow
 def test_killed_at_every_point_around_an_evaluation(
-    shelf: Shelf, kept: Path, center: float, monkeypatch: pytest.MonkeyPatch
+    shelf: Shelf, kept: Path, best: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One run, killed and resumed nine times, ends as one that was left alone."""
-    folder = shelf.root / "best-killed"
-    arguments = [*BY_STEPS, "train.steps=8", "train.patience=1", *near(center)]
+    folder, arguments = shelf.root / "best-killed", [*EIGHT, "train.patience=1", *best]
 
     def step(number: int) -> Callable[..., bool]:
         return lambda _, state, *rest: state.step == number
+
+    def always(*_: Any) -> bool:
+        return True
 
     places: list[tuple[Any, str, Callable[..., bool], bool]] = [
         (PeriodicEvaluation, "_line", step(4), True),
@@ -145,19 +140,20 @@ def test_killed_at_every_point_around_an_evaluation(
         (Checkpoints, "prune", step(6), True),
         (PeriodicEvaluation, "_line", step(6), True),
         (PeriodicEvaluation, "_line", step(6), False),
-        (RunFolder, "load_best", lambda *_: True, True),
-        (RunFolder, "load_best", lambda *_: True, False),
-        (whole_run, "write_outputs", lambda *_: True, True),
-        (RunFolder, "write_results", lambda *_: True, True),
+        (RunFolder, "load_best", always, True),
+        (RunFolder, "load_best", always, False),
+        (whole_run, "write_outputs", always, True),
+        (RunFolder, "write_results", always, True),
     ]
     for owner, name, at, before in places:
         with monkeypatch.context() as patch, pytest.raises(Kill):
             patch.setattr(owner, name, killing(owner, name, at, before))
             shelf.run(folder, *arguments)
     assert shelf.run(folder, *arguments) == 0
-    assert [line["step"] for line in results(folder)["history"]] == [2, 4, 6]
-    assert results(folder)["best"]["step"] == 4 and results(folder)["training"]["ended_by"] == "patience"
-    assert results(folder)["student"]["near"] == results(kept)["student"]["near"]
+    found = results(folder)
+    assert [line["step"] for line in found["history"]] == [2, 4, 6]
+    assert found["best"]["step"] == 4 and found["training"]["ended_by"] == "patience"
+    assert found["student"]["near"] == results(kept)["student"]["near"]
     assert_same(folder, kept)
 
 
@@ -165,22 +161,18 @@ def test_killed_at_every_point_around_an_evaluation(
     ("settings", "words"),
     [
         (["train.keep_best=perplexty"], ["train.keep_best=perplexty", "did you mean", "heldout.perplexity"]),
-        (["train.keep_best=training.seconds"], ["train.keep_best=training.seconds", "choose one of"]),
-        (["train.keep_best=perplexity", "train.epochs=1"], ["scored only at its end", "evaluate.every_steps=N below"]),
-        (["train.keep_best=perplexity", "evaluate.every_epoch=false"], ["scored only at its end"]),
-        (["train.keep_best=perplexity", "evaluate.every_steps=8"], ["scored only at its end"]),
-        (["train.keep_best=perplexity", "evaluate.sets=[]"], ["evaluate.sets=[] has none"]),
+        (["train.keep_best=training.seconds"], ["train.keep_best=training.seconds"]),
+        (["train.keep_best=perplexity", "train.epochs=1"], ["only at its end", "evaluate.every_steps=N below"]),
+        (["train.keep_best=perplexity", "evaluate.every_epoch=false"], ["only at its end"]),
+        (["train.keep_best=perplexity", "evaluate.every_steps=8"], ["only at its end"]),
+        (["train.keep_best=perplexity", "evaluate.sets=[]"], ["evaluate.sets=[]"]),
         (["train.patience=2"], ["train.patience=2", "set train.keep_best=perplexity"]),
     ],
 )
 def test_refused(settings: list[str], words: list[str], shelf: Shelf, capfd: pytest.CaptureFixture) -> None:
     assert shelf.run(shelf.root / "best-refused", *settings) == 2
-    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("distill: ")]
+    (line,) = lines_of(capfd)
     assert all(word in line for word in words), line
-
-
-def points(*scores: float | None) -> list[HistoryPoint]:
-    return [HistoryPoint(step=2 * n, m={"s": score}) for n, score in enumerate(scores, 1)]
 
 
 @pytest.mark.parametrize(
@@ -198,21 +190,20 @@ def points(*scores: float | None) -> list[HistoryPoint]:
 def test_the_best_of_several(
     scores: tuple[float | None, ...], lower: bool, steps: set[int] | None, step: int | None, later: int
 ) -> None:
-    found = Best(measure="m", data="s", lower_is_better=lower).among(points(*scores), steps)
+    points = [HistoryPoint(step=2 * n, m={"s": score}) for n, score in enumerate(scores, 1)]
+    choice = Best(measure="m", data="s", lower_is_better=lower)
+    found = choice.among(points, steps)
     assert (found.step, found.later, found.last_score) == (step, later, scores[-1] if scores else None)
-    unscored = HistoryPoint(step=99, m={})
-    assert Best(measure="m", data="s", lower_is_better=lower).among([*points(*scores), unscored], steps) == found
-
-
-def test_the_live_page_has_the_best_so_far() -> None:
-    lines = [{"step": 2 * n, "epoch": n, "loss": {}, "m": {"s": score}} for n, score in enumerate((3.0, 1.0, 2.0), 1)]
-    expected = Best(measure="m", data="s", step=4, score=1.0, last_score=2.0, later=1)
-    assert Record(best=Best(measure="m", data="s")).with_history(lines).best == expected
-    assert Record().with_history(lines).best is None
+    assert choice.among([*points, HistoryPoint(step=99, m={})], steps) == found
+    lines = [
+        {"step": point.step, "epoch": 1, "loss": {}, "m": {"s": score}}
+        for point, score in zip(points, scores, strict=True)
+    ]
+    assert steps or Record(best=choice).with_history(lines).best == found, "as the live page has it"
 
 
 @pytest.mark.slow
-def test_beside_a_baseline_the_best_is_the_one_that_is_compared(shelf: Shelf, center: float) -> None:
+def test_beside_a_baseline_the_best_is_the_one_that_is_compared(shelf: Shelf) -> None:
     """The losses of each sequence that the last evaluation has left are those of another student."""
     base, folder, more = shelf.root / "best-base", shelf.root / "best-beside", (*BY_STEPS, "evaluate.max_sequences=16")
     settings = [
@@ -221,28 +212,24 @@ def test_beside_a_baseline_the_best_is_the_one_that_is_compared(shelf: Shelf, ce
     assert distill("+recipe=distilbert_gutenberg_baseline", *settings) == 0
     plain = shelf.root / "best-beside-plain"
     assert shelf.run(plain, *more, "train.steps=4") == 0
-    nearest = near(math.log(results(plain)["student"]["perplexity"]["heldout"]))
-    assert shelf.run(folder, *more, "train.steps=6", *nearest, f"evaluate.baseline={base}") == 0
-    content = results(folder)
-    score, other = (content[model]["perplexity"]["heldout"] for model in ("student", "baseline"))
-    assert content["best"]["step"] == 4 and score == results(plain)["student"]["perplexity"]["heldout"]
-    ratio = content["baseline"]["bootstrap"]["perplexity"]["heldout"]["ratio"]
-    assert ratio == pytest.approx(score / other, rel=1e-5)
+    score = results(plain)["student"]["perplexity"]["heldout"]
+    assert shelf.run(folder, *more, "train.steps=6", *near(math.log(score)), f"evaluate.baseline={base}") == 0
+    found = results(folder)
+    assert found["best"]["step"] == 4 and found["student"]["perplexity"]["heldout"] == score
+    ratio = found["baseline"]["bootstrap"]["perplexity"]["heldout"]["ratio"]
+    assert ratio == pytest.approx(score / found["baseline"]["perplexity"]["heldout"], rel=1e-5)
     assert "train.keep_best was None and is heldout.near here" in (folder / "report.md").read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["ddp", "fsdp"])
-def test_on_two_ranks(backend: str, shelf: Shelf, kept: Path, center: float) -> None:
+def test_on_two_ranks(backend: str, shelf: Shelf, kept: Path, best: list[str]) -> None:
     """Twice, as a run that was killed before its results; a sharded student comes from the parts of a checkpoint."""
     folder, ranks = shelf.root / f"best-{backend}", (f"backend={backend}", "backend.processes=2", "train.accumulate=1")
-    settings = [*BY_STEPS, "train.steps=8", *near(center), "train.patience=2", *ranks]
     for _ in range(2):
-        process = command(*shelf.arguments(folder, *settings), path=ROOT / "tests")
-        _, errors = process.communicate(timeout=500)
-        assert process.returncode == 0, errors
-        content = results(folder)
-        assert content["best"]["step"] == 4 and content["training"]["ended_by"] == "steps"
-        assert content["training"]["steps"] == 8
+        shelf.run_alone(folder, *EIGHT, *best, "train.patience=2", *ranks)
+        found = results(folder)
+        assert (found["best"]["step"], found["training"]["steps"]) == (4, 8)
+        assert found["training"]["ended_by"] == "steps"
         assert_alike(folder, kept)
         (folder / "results.json").unlink()  # as a kill before the last line of the run

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from families import make_family
-from job import Shelf, assert_same, command, metrics, results
+from job import Shelf, assert_same, interrupted, metrics, results
 from tiny import PAD, VOCAB, make_batches, make_model, make_rows, make_tokenizer
 from torch.nn.functional import cosine_similarity
 
@@ -32,6 +32,8 @@ from distill.runs.facts import LayerSearch
 from distill.runs.layer_search import Losses, Prediction, find_layers, search_layers, table_of
 from distill.runtime.errors import SettingError
 from distill.runtime.files import remove, write_manifest
+
+AUTO = ("student.layers=auto", "student.num_layers=2")
 
 
 class Costs:
@@ -89,13 +91,13 @@ def test_scores_decide_and_not_influence_alone(score: Costs) -> None:
     assert search(score, 6).layers == [*FIRST_SIX]
 
 
-@pytest.mark.parametrize(("available", "count"), [(24, 6), (8, 4)])
-def test_when_the_time_is_up_the_search_ends_with_what_it_has(available: int, count: int) -> None:
+@pytest.mark.parametrize(("available", "count", "layers"), [(24, 6, [*range(18, 24)]), (8, 4, [0, 1, 2, 3])])
+def test_when_the_time_is_up_the_search_ends_with_what_it_has(available: int, count: int, layers: list[int]) -> None:
     """Of a deep teacher all that are too many go at once by influence, which is right where they cost alike."""
     score = Costs([number / 10 for number in range(available)])
     found = search(score, count, seconds=1e-9)
     assert found.stopped and not found.all_subsets and "student.search_seconds" in table_of(found)
-    assert len(score.asked) == 2 and found.layers == (list(range(18, 24)) if available == 24 else [0, 1, 2, 3])
+    assert len(score.asked) == 2 and found.layers == layers
 
 
 @pytest.mark.parametrize(("available", "count"), [(4, 2), (12, 4)])
@@ -112,19 +114,16 @@ def test_what_does_not_go_into_the_student_is_left_out_and_nothing_at_all_is_ref
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "deberta-v2"])  # how blocks are given their input, and give it
 def test_the_influence_of_a_layer_is_how_far_it_turns_its_input(family: str) -> None:
-    model = make_family(family, **{"n_layer" if family == "gpt2" else "num_hidden_layers": 3}).eval()
-    kind, label = (CAUSAL, "clm") if family == "gpt2" else (MASKED, "mlm")
-    tokenizer = make_tokenizer()
-    tokenizer.eos_token = tokenizer.sep_token
-    collator = (
-        CausalLM(causal_format(tokenizer), packed=False) if kind is CAUSAL
-        else masked_lm(MaskingConfig(), tokenizer, np.ones(len(tokenizer), np.int64))
-    )  # fmt: skip
-    ids = np.random.default_rng(0).integers(5, 40, (6, 16)).astype(np.uint16)
-    settings, batches = (
-        StudentConfig(layers="auto", dropout=0.0),
-        list(make_batches(ids, collator, batch_size=6).first(6)),
+    model, tokenizer = (
+        make_family(family, **{"n_layer" if family == "gpt2" else "num_hidden_layers": 3}),
+        make_tokenizer(),
     )
+    tokenizer.eos_token = tokenizer.sep_token
+    kind, label, collator = MASKED, "mlm", masked_lm(MaskingConfig(), tokenizer, np.ones(len(tokenizer), np.int64))
+    if family == "gpt2":
+        kind, label, collator = CAUSAL, "clm", CausalLM(causal_format(tokenizer), packed=False)
+    ids = np.random.default_rng(0).integers(5, 40, (6, 16)).astype(np.uint16)
+    settings, batches = StudentConfig(layers="auto", dropout=0.0), [*make_batches(ids, collator, batch_size=6).first(6)]
     score = Losses(settings, model, Prediction(kind, label, 40, "fp32"), batches, torch.device("cpu"))
     made = from_layers(settings, model, [0, 2], kind, alias=True).eval()
     with torch.no_grad():
@@ -138,16 +137,18 @@ def test_the_influence_of_a_layer_is_how_far_it_turns_its_input(family: str) -> 
 @pytest.fixture(scope="module")
 def searched(shelf: Shelf) -> Path:
     """A run whose student starts from the layers that were found."""
-    folder = shelf.root / "auto-layers"
-    assert shelf.run(folder, "student.layers=auto", "student.num_layers=2") == 0
-    return folder
+    assert shelf.run(shelf.root / "auto-layers", *AUTO) == 0
+    return shelf.root / "auto-layers"
+
+
+def layers_of(folder: Path) -> list[int]:
+    return results(folder)["student"]["start"]["layers"]
 
 
 def test_the_losses_are_those_of_the_students_that_start_there(shelf: Shelf, searched: Path) -> None:
     """The first step of training reports the same loss, of the same rows with the same masks."""
-    start = results(searched)["student"]["start"]
-    found = start["search"]
-    assert found["layers"] == start["layers"] == found["best"][0]["layers"]
+    found, layers = results(searched)["student"]["start"]["search"], layers_of(searched)
+    assert found["layers"] == layers == found["best"][0]["layers"]
     assert found["all_subsets"] and found["tried"] == 6 and found["perplexity"]
     assert found["best"][0]["loss"] <= min(each["loss"] for each in found["by_rule"])
     rows = ["train.batch_size=60", "train.accumulate=1", "train.epochs=null", "train.steps=1"]
@@ -155,83 +156,62 @@ def test_the_losses_are_those_of_the_students_that_start_there(shelf: Shelf, sea
         folder = shelf.root / f"untrained-{number}"
         assert shelf.run(folder, *rows, f"student.layers={each['layers']}", "student.dropout=0") == 0
         assert metrics(folder)[0]["loss/mlm"] == pytest.approx(each["loss"], rel=1e-5)
-    report = (searched / "report.md").read_text()
-    assert "Layer selection" in report and "the whole teacher" in report and "every second" in report
-    assert json.loads((searched / "layers.json").read_text())["layers"] == start["layers"]
-    assert shelf.run(shelf.root / "named", f"student.layers={start['layers']}") == 0
+    assert "Layer selection" in (searched / "report.md").read_text()
+    assert json.loads((searched / "layers.json").read_text())["layers"] == layers
+    assert shelf.run(shelf.root / "named", f"student.layers={layers}") == 0
     assert_same(shelf.root / "named", searched)
 
 
 def test_a_run_that_goes_on_keeps_its_layers(shelf: Shelf, searched: Path, lines: list[str]) -> None:
     """Whatever a search would give now, as on another machine: the folder of the checkpoint says what they were."""
-    folder, arguments = shelf.root / "auto-resumed", ["student.layers=auto", "student.num_layers=2"]
-    shutil.copytree(searched, folder)
-    (folder / "results.json").unlink()
-    remove(folder / "checkpoints" / "step-00000008")
+    folder = interrupted(searched, shelf.root / "auto-resumed")
     other = json.loads((folder / "layers.json").read_text()) | {"layers": [2, 3]}
     state = folder / "checkpoints" / "step-00000006" / "state.json"
     state.write_text(json.dumps(json.loads(state.read_text()) | {"layers": other}))
     (state.parent / "SHA256SUMS").unlink()
     write_manifest(state.parent)
-    shutil.copytree(folder, shelf.root / "auto-elsewhere-before")
-    assert shelf.run(folder, *arguments) == 0
-    assert results(folder)["student"]["start"]["layers"] == [2, 3]
+    before = Path(shutil.copytree(folder, shelf.root / "auto-elsewhere-before"))
+    assert shelf.run(folder, *AUTO) == 0
+    assert layers_of(folder) == [2, 3]
     assert_same(folder, searched)  # the weights are those of the checkpoint
-    elsewhere = shelf.root / "auto-elsewhere"
-    start = shelf.root / "auto-elsewhere-before" / "checkpoints" / "step-00000006"
-    assert shelf.run(elsewhere, *arguments, f"resume={start}") == 0
-    assert results(elsewhere)["student"]["start"]["layers"] == [2, 3]
+    start = before / "checkpoints" / "step-00000006"
+    assert shelf.run(shelf.root / "auto-elsewhere", *AUTO, f"resume={start}") == 0
+    assert layers_of(shelf.root / "auto-elsewhere") == [2, 3]
     assert not any("perplexity of the untrained" in line for line in lines)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("divided", ["true", "false"])
-def test_models_that_are_divided_between_ranks_are_searched_before(
-    divided: str, shelf: Shelf, searched: Path, tmp_path: Path
+@pytest.mark.parametrize("sharded", ["true", "false"])
+def test_models_that_are_sharded_between_ranks_are_searched_before(
+    sharded: str, shelf: Shelf, searched: Path, tmp_path: Path
 ) -> None:
     """The layers are those of one process, and a run that goes on keeps them."""
-    arguments = shelf.arguments(
-        tmp_path, "student.layers=auto", "student.num_layers=2", "backend=fsdp", "backend.processes=2",
-        "train.accumulate=1", f"backend.shard_teacher={divided}",
-    )  # fmt: skip
-    for goes_on in (False, True):
-        _, errors = (process := command(*arguments)).communicate(timeout=500)
-        assert process.returncode == 0, errors
-        start = results(tmp_path)["student"]["start"]
-        assert start["layers"] == results(searched)["student"]["start"]["layers"]
-        assert ("the whole teacher" in errors) is not goes_on
-        if not goes_on:
-            named = results(tmp_path)
-            (tmp_path / "results.json").unlink()
-            remove(tmp_path / "checkpoints" / "step-00000008")
+    ranks = ("backend=fsdp", "backend.processes=2", "train.accumulate=1", f"backend.shard_teacher={sharded}")
+    assert "the whole teacher" in shelf.run_alone(tmp_path, *AUTO, *ranks)
+    named = results(tmp_path)
+    (tmp_path / "results.json").unlink()
+    remove(tmp_path / "checkpoints" / "step-00000008")
+    assert "the whole teacher" not in shelf.run_alone(tmp_path, *AUTO, *ranks)
+    assert layers_of(tmp_path) == named["student"]["start"]["layers"] == layers_of(searched)
     for measure in ("perplexity", "pseudo_perplexity"):
         assert results(tmp_path)["student"][measure] == pytest.approx(named["student"][measure], rel=1e-3)
         one = results(searched)["student"][measure]["heldout"]
         assert named["student"][measure]["heldout"] == pytest.approx(one, rel=0.02)
 
 
-def test_layers_are_all_alike_where_one_block_is_called_several_times() -> None:
-    settings = StudentConfig(layers="auto", num_layers=2)
-    albert = make_family("albert", num_hidden_layers=4)
-    nothing: Any = SimpleNamespace()
-    assert find_layers(settings, albert, Prediction(MASKED, "mlm", 64, "fp32"), nothing, nothing) == {"layers": [0, 2]}
-
-
-ON_CLASSES = Prediction(CLASSES, "class", VOCAB, "fp32")
-
-
-def texts(count: int, labelled: int) -> list[Batch]:
-    """Batches of four; those with a label come last."""
-    rows = make_rows(count)
-    targets = {"class": np.zeros(labelled, np.int64)}
-    held = LabelledSequences(sequences=rows, segments=np.zeros_like(rows), targets=targets, pad_id=PAD, digest="")
-    numbers = np.arange(count)[::-1].reshape(-1, 4)
-    return [Labelled(held).collate(rows[each].astype(np.int64), np.zeros(4, np.uint64), each) for each in numbers]
-
-
-def test_where_nothing_that_is_scored_has_a_label_layers_are_to_be_named() -> None:
-    settings, ranks = StudentConfig(layers="auto", num_layers=2), Single(BackendConfig(device="cpu"))
-    batches: Any = SimpleNamespace(sequences=make_rows(12), first=lambda count: texts(12, 0))
-    words = r"^student\.layers=auto scores layers by what is to be predicted, and the first 12 sequences .*=even$"
-    with pytest.raises(SettingError, match=words):
-        find_layers(settings, make_model("bert", 4), ON_CLASSES, batches, ranks)
+def test_where_there_is_nothing_to_search_or_to_score_by() -> None:
+    """Layers are all alike where one block is called several times; without any label they are to be named."""
+    settings, nothing = StudentConfig(layers="auto", num_layers=2), SimpleNamespace()
+    albert, words = make_family("albert", num_hidden_layers=4), Prediction(MASKED, "mlm", 64, "fp32")
+    assert find_layers(settings, albert, words, nothing, nothing) == {"layers": [0, 2]}  # type: ignore[arg-type]
+    rows = make_rows(12)
+    held = LabelledSequences(
+        sequences=rows, segments=np.zeros_like(rows), targets={"class": np.zeros(0, np.int64)}, pad_id=PAD, digest=""
+    )
+    numbers = np.arange(12).reshape(-1, 4)
+    collated = [Labelled(held).collate(rows[each].astype(np.int64), np.zeros(4, np.uint64), each) for each in numbers]
+    first: list[Batch] = collated
+    batches: Any = SimpleNamespace(sequences=rows, first=lambda count: first)
+    classes, ranks = Prediction(CLASSES, "class", VOCAB, "fp32"), Single(BackendConfig(device="cpu"))
+    with pytest.raises(SettingError, match=r"^student\.layers=auto .* the first 12 sequences .*=even$"):
+        find_layers(settings, make_model("bert", 4), classes, batches, ranks)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from job import ROOT, Shelf, command
+from job import Shelf, lines_of
 
 wandb = pytest.importorskip("wandb")
 
@@ -26,6 +26,7 @@ def no_wandb(dir: Path, **_: Any) -> None:
     raise wandb.errors.UsageError("no wandb today")
 
 
+FULL = SimpleNamespace(total=1, used=1, free=0)
 # By what is wrong: the setting that the line begins with, the overrides, and what makes it so on this machine.
 LATE: dict[str, tuple[str, list[str], dict[str, Any]]] = {
     "tracker": ("tracker.mode", ["tracker=wandb", "tracker.mode=online"], {}),
@@ -35,11 +36,7 @@ LATE: dict[str, tuple[str, list[str], dict[str, Any]]] = {
     "memory": ("evaluate.batch_size", [], {"distill.evaluation.speed.available": lambda ranks: 1}),
     "top k": ("teacher.cache.top_k", ["teacher.cache.top_k=100000"], {}),
     "size of a cache": ("teacher.cache.gigabytes", ["data.cache=elsewhere", "teacher.cache.gigabytes=1e-9"], {}),
-    "room for a cache": (
-        "data.cache",
-        ["data.cache=elsewhere"],
-        {"shutil.disk_usage": lambda path: SimpleNamespace(total=1, used=1, free=0)},
-    ),
+    "room for a cache": ("data.cache", ["data.cache=elsewhere"], {"shutil.disk_usage": lambda path: FULL}),
     "start of the tracker": ("tracker.kind", ["tracker=wandb"], {"wandb.init": no_wandb}),
 }
 
@@ -63,14 +60,9 @@ def four(shelf: Shelf) -> Path:
 @pytest.mark.parametrize("begun", ["new", "named", "damaged"])
 @pytest.mark.parametrize("case", LATE)
 def test_a_refused_run_leaves_its_folder_byte_for_byte(
-    shelf: Shelf,
-    four: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture,
-    case: str,
+    shelf: Shelf, four: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture, case: str,
     begun: str,
-) -> None:
+) -> None:  # fmt: skip
     """Also one that would drop the checkpoints after a named one, or set aside what is damaged."""
     setting, overrides, patches = LATE[case]
     folder = tmp_path / "run"
@@ -88,8 +80,7 @@ def test_a_refused_run_leaves_its_folder_byte_for_byte(
     for name, value in patches.items():
         monkeypatch.setattr(name, value)
     assert shelf.run(folder, *RUN, *overrides, *from_named) == 2
-    line = [line for line in capfd.readouterr().err.splitlines() if line.startswith("distill: ")][-1]
-    assert setting in line  # also where it is one that a checkpoint was not made with
+    assert setting in lines_of(capfd)[-1]  # also where it is one that a checkpoint was not made with
     assert digest(folder) == before and folder.exists() == (begun != "new")
 
 
@@ -102,9 +93,7 @@ def test_what_is_refused_late_ends_all_ranks_alike(
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     overrides = LATE[case][1] if case in LATE else [observer("Failing", method=case)]
     ranks = ("backend=ddp", "backend.processes=2", "train.accumulate=1")
-    process = command(*shelf.arguments(tmp_path / "run", *RUN, *ranks, *overrides), path=ROOT / "tests")
-    _, errors = process.communicate(timeout=500)
-    assert process.returncode == 2, errors
+    errors = shelf.run_alone(tmp_path / "run", *RUN, *ranks, *overrides, status=2)
     setting = LATE[case][0] if case in LATE else "observers.mine"
     log = (tmp_path / "run" / "logs" / "rank1.log").read_text()
     assert f"distill: {setting}" in log and f"distill: {setting}" in errors, log

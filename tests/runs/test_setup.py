@@ -1,22 +1,28 @@
-"""Formats and kernels of a run: what `auto` is, kept on resume and alike on all ranks; one switch for kernels."""
+"""Formats, kernels and tokenizers of a run: what `auto` is, one switch for kernels, and pairs with a token more."""
 
 import json
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny
 import torch
-from job import Shelf, assert_alike, results
-from torch._dynamo.utils import counters
+from job import Shelf, assert_alike, distill, results, save_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from vocabularies import vocabulary_of
 
+from distill import load_pair
 from distill.config.settings import BackendConfig, PrecisionConfig
+from distill.data.collate.clm import causal_lm
 from distill.distributed.single import Single
-from distill.models.kind import MASKED
+from distill.evaluation.sets import EvaluationSet
+from distill.models.kind import CAUSAL, MASKED
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.runs import setup
+from distill.runs.tokenizers import reads_same_tokens, refuse_tokens_beyond
+from distill.runtime.errors import SettingError
 
 AUTO = PrecisionConfig(student="auto", teacher="auto")
 
@@ -78,32 +84,6 @@ def test_a_run_says_records_and_keeps_its_formats(shelf: Shelf, monkeypatch: pyt
     assert results(folder)["precision"]["student"] == "bf16"
 
 
-def hidden_and_gradient(model: LanguageModel) -> torch.Tensor:
-    """Hidden states of two layers and the gradient of all that they depend on, flat."""
-    inputs = {"input_ids": torch.from_numpy(tiny.make_rows(4)).long()}
-    model.zero_grad()
-    hidden = model(inputs, None, OutputSpec(layers=(1, LAST))).hidden
-    (hidden[1].square().sum() + hidden[LAST].sum()).backward()
-    found = [*hidden.values(), *(p.grad for p in model.parameters() if p.grad is not None)]
-    return torch.cat([each.detach().flatten() for each in found])
-
-
-@pytest.mark.slow
-def test_an_encoder_is_one_graph_however_often_its_blocks_are_called() -> None:
-    """What torch.compile captures of 6 calls of ALBERT's block is what it captures of 2; of BERT it is the whole."""
-    captured = []
-    for family, layers in (("albert", 2), ("albert", 6), ("bert", 2)):
-        model = LanguageModel(tiny.make_model(family, layers, seed=2).train())
-        before = hidden_and_gradient(model)
-        setup.compile_encoder(model.model)
-        torch._dynamo.reset()
-        counters.clear()
-        torch.testing.assert_close(hidden_and_gradient(model), before, rtol=1e-4, atol=1e-4)
-        captured.append(dict(counters["stats"]))
-    assert captured[0] == captured[1] and all(each["unique_graphs"] == 1 for each in captured)
-    assert "forward" in vars(model.model.base_model)
-
-
 def test_a_compiled_encoder_gives_layers_that_were_not_asked_for_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
     model = LanguageModel(tiny.make_model("bert", 2))
     inputs = {"input_ids": torch.from_numpy(tiny.make_rows(4)).long()}
@@ -132,22 +112,57 @@ def test_one_switch_turns_all_kernels_off(
     assert scores[0] == pytest.approx(scores[1], rel=1e-3 if formats == "fp32" else 2e-2)
 
 
-def test_ranks_meet_before_they_shard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hosts may be minutes apart in loading their models."""
-    calls: list[str] = []
-    for name in ("return_large_tensors", "check_model", "check_finite"):
-        monkeypatch.setattr(setup, name, lambda *_: None)
-    ranks: Any = SimpleNamespace(shards=True, shards_teacher=True, shards_student=False)
-    ranks.barrier, ranks.shard = lambda: calls.append("barrier"), lambda *_, **__: calls.append("shard")
-    member: Any = SimpleNamespace(model=tiny.make_model("bert", 1), setting="teacher")
-    assert setup.shard_models(ranks, [member], None, (MASKED, MASKED), tiny.LENGTH) is None
-    assert calls == ["barrier", "shard"]
+# --- the tokenizers of a pair: one may have special tokens more at its end, such as a [PAD] that no text has --------
+
+SMALL = ["train.steps=2", "corpus.max_sequences=60", "corpus.sequence_length=32", "evaluate=heldout", "precision=fp32"]
 
 
-def test_a_model_without_a_list_of_blocks_has_none() -> None:
-    """Also where its configuration names a number of layers: `check_model` refuses it in one line."""
-    flat = SimpleNamespace(config=SimpleNamespace(num_hidden_layers=2), base_model=torch.nn.Linear(2, 2))
-    assert setup.blocks_of(flat) == ([], 0)
-    assert setup.blocks_of(SimpleNamespace(base_model=torch.nn.Linear(2, 2))) == ([], 0)
-    blocks, calls = setup.blocks_of(tiny.make_model("albert", 3))
-    assert (len(blocks), calls) == (1, 3)
+def added(name: str, **special: Any) -> Any:
+    tokenizer = vocabulary_of(name)
+    tokenizer.add_special_tokens(special)
+    return tokenizer
+
+
+def test_which_tokenizers_read_the_same_tokens() -> None:
+    plain, padded = vocabulary_of("gpt2"), added("gpt2", pad_token="[PAD]")
+    assert all(reads_same_tokens(*pair, CAUSAL) for pair in ((plain, plain), (padded, plain), (plain, padded)))
+    assert not reads_same_tokens(padded, plain, MASKED), "a masked model reads padding"
+    assert not reads_same_tokens(added("gpt2", bos_token="<begin>"), plain, CAUSAL), "sequences have it"
+    with_word = vocabulary_of("gpt2")
+    with_word.add_tokens(["river"])
+    assert not reads_same_tokens(with_word, plain, CAUSAL), "texts have it"
+
+
+@pytest.mark.parametrize("setting", ["corpus", "evaluate.sets=heldout", ""])
+def test_a_text_with_such_a_token_is_refused(setting: str) -> None:
+    padded = added("gpt2", pad_token="[PAD]", additional_special_tokens=["<|user|>"])
+    shared, user = len(padded) - 2, padded.convert_tokens_to_ids("<|user|>")
+    counts = np.bincount([0, 1, padded.pad_token_id], minlength=len(padded))
+    counts[user] = setting == "corpus"
+    ids = [1, padded.pad_token_id, user if setting.startswith("evaluate") else 1]
+    arguments = shared, counts, [EvaluationSet("heldout", "", np.array([ids], np.uint16), 1)], causal_lm(padded, False)
+    if not setting:
+        return refuse_tokens_beyond(*arguments)
+    with pytest.raises(SettingError, match=f"has the token {user}, ") as error:
+        refuse_tokens_beyond(*arguments)
+    assert error.value.setting == setting
+
+
+def test_such_a_pair_trains_either_way_round(shelf: Shelf, tmp_path: Path) -> None:
+    plain, padded = save_model(tmp_path / "plain", "gpt2", 2), tmp_path / "padded"
+    tokenizer, model = AutoTokenizer.from_pretrained(plain), AutoModelForCausalLM.from_pretrained(plain)
+    tokenizer.add_special_tokens({"pad_token": "[ADDED]"})
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    model.save_pretrained(padded)
+    tokenizer.save_pretrained(padded)
+    recipe = ["+recipe=distilgpt2_gutenberg", *shelf.corpus, *SMALL, "student=pretrained", "objective.clm.weight=0"]
+    of_way = list[dict[str, float]]()
+    for teacher, student in ((plain, padded), (padded, plain)):
+        run = tmp_path / f"from-{teacher.name}"
+        assert distill(*recipe, f"teacher.path={teacher}", f"student.path={student}", f"hydra.run.dir={run}") == 0
+        assert results(run)["agreement"]["heldout"]["top1"] > 0.5, "they were one model"
+        assert len(AutoTokenizer.from_pretrained(run / "student")) == len(AutoTokenizer.from_pretrained(student))
+        pair = load_pair(teacher, student, sequence_length=24, device="cpu")
+        losses = pair.objective({"soft": 1.0, "clm": 1.0})(["the quiet ship", "a stranger and the captain of the ship"])
+        of_way.append(losses.terms)
+    assert of_way[0] == pytest.approx(of_way[1], rel=1e-6), "over the tokens that both have"

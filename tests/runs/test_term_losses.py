@@ -91,24 +91,22 @@ def test_ranks_share_the_work_and_make_as_many_forwards(monkeypatch: pytest.Monk
     assert list(whole.values()) == pytest.approx((totals / counts).tolist(), rel=1e-4)
 
 
-RANDOM, LAYERS = StudentConfig(init="random"), StudentConfig()
-
-
 @pytest.mark.parametrize(
-    ("terms", "student", "has_head", "kind", "trained"),
+    ("terms", "init", "has_head", "kind", "trained"),
     [
-        ("mlm pooled", RANDOM, True, MASKED, True),
-        ("pooled", LAYERS, True, MASKED, False),
-        ("relations", RANDOM, True, MASKED, False),
-        ("relations", LAYERS, True, MASKED, True),
-        ("relations", LAYERS, False, MASKED, False),
-        ("pooled", RANDOM, True, ORDERED, True),
+        ("mlm pooled", "random", True, MASKED, True),
+        ("pooled", "layers", True, MASKED, False),
+        ("relations", "random", True, MASKED, False),
+        ("relations", "layers", True, MASKED, True),
+        ("relations", "layers", False, MASKED, False),
+        ("pooled", "random", True, ORDERED, True),
     ],
 )
-def test_which_runs_train_no_head(terms: str, student: Any, has_head: bool, kind: Any, trained: bool) -> None:
+def test_which_runs_train_no_head(terms: str, init: Any, has_head: bool, kind: Any, trained: bool) -> None:
     teachers: list[Any] = [SimpleNamespace(has_head=has_head)]
     weights: dict[str, Any] = {name: 1.0 if name == "mlm" else {"weight": 1.0} for name in terms.split()}
-    assert has_trained_head(Config(student=student), kind, make_terms(only(**weights)), teachers) is trained
+    config = Config(student=StudentConfig(init=init))
+    assert has_trained_head(config, kind, make_terms(only(**weights)), teachers) is trained
 
 
 def test_a_run_scores_its_sets_with_the_masks_of_its_training() -> None:

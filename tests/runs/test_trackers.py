@@ -10,43 +10,35 @@ from typing import Any
 import pytest
 from job import Shelf, results
 
-from distill.config.errors import parse
 from distill.config.settings import TrackerConfig
 from distill.runs import trackers
 from distill.runtime.errors import SettingError
 
 
-def test_bad_settings_give_one_line_with_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = [
-        ({"kind": "mlflow"}, "tracker.kind=mlflow: should be 'none', 'wandb' or 'tensorboard'"),
-        ({"kind": "wandb", "mode": "cloud"}, "tracker.mode=cloud: should be 'offline' or 'online'"),
-    ]
-    for settings, message in cases:
-        with pytest.raises(SettingError) as raised:
-            parse(TrackerConfig, settings, "tracker")
-        assert str(raised.value) == message
-    for name, module in (("wandb", "wandb"), ("tensorboard", "torch.utils.tensorboard")):
-        monkeypatch.setitem(sys.modules, module, None)  # what Python does for a package that is not there
-        with pytest.raises(SettingError, match=f"tracker.kind={name}: .*pip install {name}"):
-            trackers.check(TrackerConfig(kind=name))
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize(("name", "package"), [("wandb", "wandb"), ("tensorboard", "torch.utils.tensorboard")])
+def test_a_package_that_is_not_there_is_named(name: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)  # what Python does for a package that is not there
+    with pytest.raises(SettingError, match=f"tracker.kind={name}: .*pip install {name}"):
+        trackers.check(TrackerConfig(kind=name))
+
+
+def events_of(folder: Path) -> Any:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    return events
 
 
 def test_tensorboard_events_read_back_across_a_resume(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    first = trackers.build(TrackerConfig(kind="tensorboard"), tmp_path, {"seed": 7}, "run")
-    for step in (1, 2, 3, 4):
-        first.log_metrics({"loss/total": 10.0 / step, "lr": None, "step": step}, step)
-    first.close()
-    second = trackers.build(TrackerConfig(kind="tensorboard"), tmp_path, {"seed": 7}, "run")
-    for step in (3, 4, 5):  # killed after 4, resumed from the checkpoint of 2
-        second.log_metrics({"loss/total": 20.0 / step}, step)
-    second.close()
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    assert events.Tags()["scalars"] == ["loss/total"]
+    for first, last, loss in ((1, 4, 10.0), (3, 5, 20.0)):  # killed after 4, resumed from the checkpoint of 2
+        tracker = trackers.build(TrackerConfig(kind="tensorboard"), tmp_path, {"seed": 7}, "run")
+        for step in range(first, last + 1):
+            tracker.log_metrics({"loss/total": loss / step, "lr": None, "step": step}, step)
+        tracker.close()
+    events = events_of(tmp_path)
+    assert "loss/total" in events.Tags()["scalars"] and "lr" not in events.Tags()["scalars"]
     assert [event.step for event in events.Scalars("loss/total")] == [1, 2, 3, 4, 5]
     assert [event.value for event in events.Scalars("loss/total")] == pytest.approx([10, 5, 20 / 3, 5, 4])
     assert '"seed": 7' in events.Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
@@ -54,14 +46,10 @@ def test_tensorboard_events_read_back_across_a_resume(tmp_path: Path) -> None:
 
 def test_a_run_sends_its_losses_and_the_scores_of_all_models(shelf: Shelf) -> None:
     pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     folder = shelf.root / "tracked"
     more = ("train.steps=4", "train.epochs=null", "evaluate.every_steps=2", "evaluate.on_the_way.sequences=2")
     assert shelf.run(folder, "tracker=tensorboard", *more) == 0
-    events = EventAccumulator(str(folder / "tensorboard"))
-    events.Reload()
-    record = results(folder)
+    events, record = events_of(folder), results(folder)
     last = {tag: events.Scalars(tag)[-1] for tag in events.Tags()["scalars"]}
     for model in ("student", "teacher"):  # of all sequences
         assert last[f"{model}/perplexity/heldout"].value == pytest.approx(record[model]["perplexity"]["heldout"])
