@@ -1,17 +1,76 @@
-"""What the scripts share: runs that are not repeated, Markdown tables, results as JSON with the machine beside them."""
+"""What the benchmarks share: rows of results, printed as they come and kept in one JSON file, and runs not repeated."""
 
+import argparse
 import hashlib
 import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from distill.runtime.files import atomic
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("torch", "transformers", "tokenizers", "horovod", "minicons", "trl", "liger_kernel", "triton")
+
+
+class Results:
+    """The JSON file of a benchmark: its command, the machine with its versions, and the rows.
+
+    A row is on the disk, and has been printed, when `row` returns.
+    """
+
+    def __init__(self, path: Path, begun: bool = False) -> None:
+        """`begun`: the file is there, and rows are added to its own."""
+        self.path, self._lock = path.resolve(), threading.Lock()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if begun:
+            self._content = json.loads(self.path.read_text())
+        else:
+            self._content = {"command": shlex.join(sys.orig_argv), "machine": machine(), "rows": []}
+            print(title(), flush=True)
+            self._write()
+
+    def row(self, **values: Any) -> None:
+        """Lists and dictionaries are kept, and not printed."""
+        with self._lock:
+            self._content["rows"].append(values)
+            self._write()
+            shown = {name: value for name, value in values.items() if not isinstance(value, list | dict | tuple)}
+            print("  ".join(f"{name} {_short(value)}" for name, value in shown.items()), flush=True)
+
+    def _write(self) -> None:
+        with atomic(self.path, durable=True) as new:
+            new.write_text(json.dumps(self._content, indent=1, default=str) + "\n", encoding="utf-8")
+
+    def where(self) -> None:
+        """Print where the rows are, at the end."""
+        print(f"{len(self._content['rows'])} rows in {self.path}", flush=True)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return str(value).replace("\n", " ")[:300]
+
+
+def parser_of(description: str | None, name: str) -> argparse.ArgumentParser:
+    """With the option that all benchmarks have."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_out(parser, name)
+    return parser
+
+
+def add_out(parser: argparse.ArgumentParser, name: str) -> None:
+    default = Path("runs/benchmarks") / f"{name}.json"
+    parser.add_argument("--out", type=Path, default=default, help=f"the file of the results, {default} if not given")
 
 
 def machine() -> dict[str, Any]:
@@ -22,7 +81,7 @@ def machine() -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "system": platform.platform(),
         "python": platform.python_version(),
-        **{name: _version(name) for name in ("torch", "transformers", "horovod", "minicons")},
+        **{name: version_of(name) for name in PACKAGES},
     }
 
 
@@ -31,20 +90,6 @@ def title() -> str:
     about = machine()
     threads = f"{about['processor']}, {torch.get_num_threads()} threads"
     return f"{about['gpu'] or threads}, torch {about['torch']}"
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, the first column to the left and numbers to the right."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def save(path: Path | None, results: Any) -> None:
-    """Write machine and results as JSON, where a path was given."""
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"machine": machine(), "results": results}, indent=1) + "\n")
-        print(f"\nwritten to {path}")
 
 
 def execute(folder: Path, arguments: list[str]) -> dict[str, Any]:
@@ -63,8 +108,16 @@ def execute(folder: Path, arguments: list[str]) -> dict[str, Any]:
 
 
 def digest_of(arguments: list[str]) -> str:
-    """For names of folders: runs of other settings have others, so that each is run."""
-    return hashlib.sha256("\0".join(arguments).encode()).hexdigest()[:8]
+    """For names of folders: runs of other settings, or on other data, have others, so that each is run."""
+    return hashlib.sha256("\0".join([*arguments, os.environ.get("DISTILL_DATA", "")]).encode()).hexdigest()[:8]
+
+
+def version_of(package: str) -> str | None:
+    """None where it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _processor() -> str:
@@ -73,10 +126,3 @@ def _processor() -> str:
     except OSError:
         return platform.processor()
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -1,12 +1,12 @@
-r"""Everything that wants a GPU, in at most nine minutes: what comes out is kept row by row, as lines of JSON.
+r"""Everything that wants a GPU, in at most nine minutes: what comes out is kept row by row, in one file of JSON.
 
-    python benchmarks/gpu.py --out rows.jsonl
-    python benchmarks/gpu.py --out rows.jsonl --device cpu      # rehearsed without a GPU, in small
+    python -m benchmarks.gpu
+    python -m benchmarks.gpu --device cpu      # rehearsed without a GPU, in small
 
 The parts run one after the other, the most important ones first, each in a process of its own with a limit of its own:
 ceilings of the machine, the tests on a GPU, the objective alone, training steps beside plain ones, and whole runs. What
 an earlier part leaves of its time is the next one's. A part that fails or takes too long leaves the rows that it has
-written, and the next one begins. `rows.log` beside the rows has what was printed.
+written, and the next one begins. A `.log` beside the file of the results has what was printed.
 
 The checkout is not installed: Python, torch and transformers of the machine are taken as they are. What else it lacks
 for a run can be fetched elsewhere as wheels, and installed there without an index:
@@ -21,18 +21,17 @@ With trl or liger_kernel among them, these are measured too.
 """
 
 import argparse
-import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
+from benchmarks.common import ROOT, Results, parser_of
+
 KILL_AFTER = 3.0  # seconds after SIGTERM
 
 
@@ -44,14 +43,6 @@ class Part(NamedTuple):
 
 
 PARTS = (Part("ceilings", 40), Part("tests", 80), Part("objective", 70), Part("steps", 160), Part("runs", 190))
-
-
-def write(path: Path, row: Mapping[str, Any]) -> None:
-    """Append a row; it is on the disk when this returns."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row, default=str) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def run_part(part: Part, options: argparse.Namespace, scratch: Path, limit: float) -> bool:
@@ -74,10 +65,11 @@ def run_part(part: Part, options: argparse.Namespace, scratch: Path, limit: floa
             status = "took too long"
         finally:
             end_all(process)
-    row = {"part": part.name, "what": "ended", "status": status, "seconds": round(time.monotonic() - began, 1)}
-    if status != 0:
-        row["tail"] = log.read_bytes()[before:].decode(errors="replace")[-1500:]
-    write(options.out, row)
+    printed = log.read_bytes()[before:].decode(errors="replace")
+    tail = {"tail": printed[-1500:]} if status != 0 else {}
+    print("".join(line for line in printed.splitlines(keepends=True) if line.startswith(f"part {part.name}")), end="")
+    results = Results(options.out, begun=True)
+    results.row(part=part.name, what="ended", status=status, seconds=time.monotonic() - began, **tail)
     return status == 0
 
 
@@ -94,42 +86,26 @@ def end_all(process: subprocess.Popen[bytes]) -> None:
             continue
 
 
-def show(path: Path, start: int) -> None:
-    """Print the rows that begin at byte `start`, a line each."""
-    with path.open("rb") as file:
-        file.seek(start)
-        for line in file:
-            row = json.loads(line)
-            values = "  ".join(f"{name}={value}" for name, value in row.items() if name not in ("part", "what"))
-            print(f"{row['part']}: {row['what']}  {values}"[:400].replace("\n", " "), flush=True)
-
-
 def main(arguments: list[str] | None = None, parts: tuple[Part, ...] = PARTS) -> int:
     """0 when all parts have ended well; a row that holds an error is no failure of its part."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "gpu")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    parser.add_argument("--out", type=Path, default=Path("runs/gpu/rows.jsonl"), help="rows are added to this file")
     parser.add_argument("--only", default=",".join(part.name for part in parts), help="of the parts")
     parser.add_argument("--times", type=float, default=1.0, help="multiplies all limits, for a machine that is busy")
     options = parser.parse_args(arguments)
-    options.out = options.out.resolve()
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     names = options.only.split(",")
     if unknown := set(names) - {part.name for part in parts}:
-        parser.error(
-            f"--only {','.join(sorted(unknown))}: there is no such part; choose from {parser.get_default('only')}"
-        )
-    options.out.touch()
+        every = parser.get_default("only")
+        parser.error(f"--only {','.join(sorted(unknown))}: there is no such part; choose from {every}")
+    options.out = options.out.resolve()
+    Results(options.out)
     began, due, well = time.monotonic(), 0.0, True
     with tempfile.TemporaryDirectory() as scratch:
         for part in parts:
-            if part.name not in names:
-                continue
-            due += options.times * part.seconds
-            start = options.out.stat().st_size
-            well &= run_part(part, options, Path(scratch), began + due - time.monotonic())
-            show(options.out, start)
-    print(f"{time.monotonic() - began:.0f} s; rows: {options.out}")
+            if part.name in names:
+                due += options.times * part.seconds
+                well &= run_part(part, options, Path(scratch), began + due - time.monotonic())
+    Results(options.out, begun=True).where()
     return int(not well)
 
 

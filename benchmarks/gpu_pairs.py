@@ -1,4 +1,4 @@
-"""What `gpu_parts.py` measures in its own process: two heads on given rows, and training steps of pairs."""
+"""The training steps that `gpu_parts.py` measures in its own process: pairs of models, and what a loop is asked."""
 
 import contextlib
 import os
@@ -8,29 +8,29 @@ import tempfile
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, kl_div, linear, log_softmax
+from torch.nn.functional import kl_div, log_softmax
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from benchmarks.step.models import Shape, Variant, batches, make_student, make_teacher, operations
-from benchmarks.step.plain import train_plainly
-from benchmarks.step.step import Over, Plan, train_by_plan, train_with_distill
+from benchmarks.step.models import (
+    Shape,
+    Work,
+    batches,
+    make_student,
+    make_teacher,
+    pair_operations,
+    wait,
+    whole_sequences,
+)
+from benchmarks.step.training import Plan, Variant, train_by_plan, train_variant
+from benchmarks.step.turns import Over
 from distill.config.settings import ObjectiveConfig, PrecisionConfig
-from distill.data.batches import Batches, StepShape
-from distill.data.collate.clm import CausalLM
-from distill.data.order import FullShuffle
-from distill.data.sequence_format import SequenceFormat
-from distill.models.language_model import Head
-from distill.objective.chunked import ChunkedLosses
-from distill.objective.terms.clm import Clm
-from distill.objective.terms.soft import Soft
 
 if TYPE_CHECKING:
     from benchmarks.gpu_parts import Part
@@ -38,67 +38,6 @@ if TYPE_CHECKING:
 COUNTED = 2  # steps whose waits are counted, after those that are timed
 SYNCHRONIZING = {"_local_scalar_dense", "nonzero", "equal", "_unique2", "masked_select"}
 SKIPPED = (os.path.dirname(torch.__file__), __file__)  # frames below the one that waits
-
-
-@dataclass
-class HeadProblem:
-    """Half the forward divergence at temperature 1 and half the cross-entropy, means over N rows of width E.
-
-    Rows are in bf16, as an encoder under autocast gives them; the student's weight [V, E] is in fp32, the teacher's in
-    bf16, as they are kept.
-    """
-
-    student_rows: Tensor
-    student_weight: Tensor
-    teacher_rows: Tensor
-    teacher_weight: Tensor
-    targets: Tensor
-
-    @classmethod
-    def random(cls, rows: int, vocabulary: int, width: int, device: torch.device) -> "HeadProblem":
-        torch.manual_seed(0)
-        student, teacher = (torch.randn(rows, width, device=device).bfloat16() for _ in range(2))
-        weights = [torch.randn(vocabulary, width, device=device) * width**-0.5 for _ in range(2)]
-        targets = torch.randint(vocabulary, (rows,), device=device)
-        return cls(student.requires_grad_(), weights[0].requires_grad_(), teacher, weights[1].bfloat16(), targets)
-
-    def path(self, name: str) -> Callable[[], Tensor]:
-        """What gives the loss: from full logits, by Distill's chunks or compiled chunks, or by Liger's."""
-        if name == "liger":
-            from liger_kernel.chunked_loss import LigerFusedLinearJSDLoss
-
-            return lambda: self.liger(LigerFusedLinearJSDLoss(beta=0.0, compiled=self.targets.is_cuda))
-        return self.plain if name == "plain" else lambda: self.chunked(compiled=name == "compiled")
-
-    def plain(self) -> Tensor:
-        student = linear(self.student_rows, self.student_weight.bfloat16()).float()
-        teacher = linear(self.teacher_rows, self.teacher_weight).float()
-        soft = kl_div(log_softmax(student, -1), log_softmax(teacher, -1), reduction="batchmean", log_target=True)
-        return 0.5 * soft + 0.5 * cross_entropy(student, self.targets)
-
-    def chunked(self, compiled: bool) -> Tensor:
-        losses = ChunkedLosses([Soft(1.0), Clm()], len(self.student_weight), compiled)
-        student = Head(self.student_rows, self.student_weight, dtype=torch.bfloat16)
-        teacher = Head(self.teacher_rows, self.teacher_weight, dtype=torch.bfloat16)
-        scales = torch.full((2,), 0.5 / len(self.targets), device=self.targets.device)
-        return losses(student, teacher, self.targets, scales)[0]
-
-    def liger(self, loss: Any) -> Tensor:
-        weight = self.student_weight.bfloat16()
-        value: Tensor = loss(self.student_rows, weight, self.teacher_rows, self.teacher_weight, self.targets)
-        return value
-
-    def run(self, path: Callable[[], Tensor]) -> Tensor:
-        self.student_rows.grad = self.student_weight.grad = None
-        loss = path()
-        loss.backward()
-        return loss.detach()
-
-    def loss_and_gradients(self, path: Callable[[], Tensor]) -> dict[str, Tensor]:
-        loss, leaves = self.run(path), (self.student_rows, self.student_weight)
-        found = {"loss": loss} | dict(zip(("rows", "weight"), (leaf.grad for leaf in leaves), strict=True))
-        self.student_rows.grad = self.student_weight.grad = None
-        return found
 
 
 class Waits(contextlib.AbstractContextManager["Waits"]):
@@ -166,7 +105,7 @@ class Loop:
         if self.steps == self.warm_up and self.part.on_gpu:
             torch.cuda.reset_peak_memory_stats()
         elif self.steps == self.warm_up + self.rounds:
-            self.part.wait()
+            wait(self.part.device)
             self.peak = self.part.peak() or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
             self.waits.__enter__()
         elif self.steps == self.length - 1:
@@ -211,13 +150,9 @@ class CausalPair:
 
     @property
     def operations(self) -> float:
-        """Of the matrix products that nothing avoids: a forward of the teacher, three of the student."""
-        c, layers = self.config, self.config["num_hidden_layers"]
-        queries, keys = (c[f"num_{name}_heads"] * c["head_dim"] for name in ("attention", "key_value"))
-        layer = 4 * c["hidden_size"] * (queries + keys) + 6 * c["hidden_size"] * c["intermediate_size"]
-        layer += 2 * self.length * queries  # half the positions are seen
-        head = 2 * c["hidden_size"] * c["vocab_size"]
-        return float(self.tokens * (layer * (layers + 3 * (layers // 2)) + head * (1 + 3)))
+        """Of the matrix products that nothing avoids; half the positions are seen."""
+        models = self.models(torch.device("meta"))
+        return pair_operations(*models, Work(self.tokens, self.length / 2, self.tokens))
 
     def halved(self) -> "CausalPair":
         return replace(self, sequences=max(1, self.sequences // 2))
@@ -241,11 +176,7 @@ class CausalPair:
         rows = self.rows(loop.length)
         with contextlib.suppress(Over):
             if name.startswith("distill"):
-                collator = CausalLM(
-                    SequenceFormat(None, None, None, None, None, self.config["vocab_size"], 1), packed=False
-                )
-                shape = StepShape(self.sequences, self.sequences)
-                source = Batches(rows, collator, FullShuffle(len(rows), 0), shape, seed=0)
+                source = whole_sequences(rows, self.config["vocab_size"], self.sequences)
                 soft = {"weight": 1.0, "positions": "targets", "temperature": 1.0}
                 positions = 10**9 if device.type == "cuda" else 0  # with fewer the objective is not compiled
                 plan = Plan(ObjectiveConfig(task="clm", soft=soft), _precision(name), positions)
@@ -276,60 +207,46 @@ class CausalPair:
 
 def _train_with_trl(teacher: Any, student: Any, rows: np.ndarray, sequences: int, loop: Loop) -> None:
     """GKDTrainer with the forward divergence from full logits, and no sequences of the student's own."""
-    from datasets import Dataset
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
-    from trl.experimental.gkd import GKDConfig
 
-    from benchmarks.step.trl_steps import AfterStep, InOrder, collate
+    from benchmarks.step.trl_steps import InOrder, trainer_of
 
     words = Tokenizer(WordLevel({"[PAD]": 0, "[END]": 1}, unk_token="[PAD]"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", eos_token="[END]")
+    settings = {"use_cpu": student.device.type == "cpu", "bf16": True, "learning_rate": 1e-4, "max_grad_norm": 5.0}
     with tempfile.TemporaryDirectory() as folder:
-        settings = GKDConfig(
-            output_dir=folder, use_cpu=student.device.type == "cpu", bf16=True, beta=0.0, lmbda=0.0, temperature=1.0,
-            max_steps=loop.length, per_device_train_batch_size=sequences, learning_rate=1e-4, max_grad_norm=5.0,
-            lr_scheduler_type="constant", gradient_checkpointing=False, report_to="none", logging_strategy="no",
-            save_strategy="no", disable_tqdm=True,
-        )  # fmt: skip
-        InOrder(
-            model=student, teacher_model=teacher, args=settings, data_collator=collate,
-            train_dataset=Dataset.from_dict({"input_ids": rows.tolist()}),
-            processing_class=PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", eos_token="[END]"),
-            callbacks=[AfterStep(loop)],
-        ).train()  # fmt: skip
+        settings |= {"output_dir": folder, "per_device_train_batch_size": sequences}
+        trainer_of(InOrder, (teacher, student), rows, tokenizer, loop.after_step, **settings).train()
 
 
 @dataclass(frozen=True)
 class MaskedPair:
     """A BERT and a DistilBERT of half its layers, on 15 % masked words; soft targets at all positions."""
 
-    shape: tuple[int, ...]
+    shape: Shape
 
     @property
     def name(self) -> str:
-        return f"BERT {Shape(*self.shape)}"
+        return f"BERT {self.shape}"
 
     @property
     def tokens(self) -> int:
-        return Shape(*self.shape).rows * Shape(*self.shape).tokens
+        return self.shape.rows * self.shape.tokens
 
     @property
     def operations(self) -> float:
-        return operations(Shape(*self.shape), "all")
+        return self.shape.operations(self.tokens)
 
     def halved(self) -> "MaskedPair":
-        shape = Shape(*self.shape)
-        return MaskedPair(tuple(shape._replace(rows=max(1, shape.rows // 2))))
+        return MaskedPair(self.shape._replace(rows=max(1, self.shape.rows // 2)))
 
     def train(self, name: str, device: torch.device, loop: Loop) -> None:
-        shape = Shape(*self.shape)
-        pair, source = (make_teacher(shape, device), make_student(shape, device)), batches(shape, 1, loop.length)
+        pair = make_teacher(self.shape, device), make_student(self.shape, device)
         eager = " eager" * (device.type == "cpu")  # where compiling takes longer than all else
         variant = Variant(name + eager, "all", _precision(name), plain=name == "plain")
         with contextlib.suppress(Over):
-            (train_plainly if variant.plain else train_with_distill)(
-                source, pair, variant, loop.length, loop.after_step
-            )
+            train_variant(batches(self.shape, 1, loop.length), pair, variant, loop.length, loop.after_step)
 
 
 def _precision(name: str) -> PrecisionConfig:

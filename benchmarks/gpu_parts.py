@@ -3,12 +3,9 @@
 import argparse
 import contextlib
 import gc
-import importlib.metadata
-import importlib.util
 import itertools
 import json
 import os
-import platform
 import re
 import signal
 import statistics
@@ -16,16 +13,16 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.gpu import ROOT, write
+from benchmarks.common import ROOT, Results, version_of
+from benchmarks.step.models import Shape, wait
 
-PACKAGES = ("torch", "transformers", "tokenizers", "triton", "nvidia-nccl-cu13", "trl", "liger_kernel", "accelerate")
 PEERS = {"liger": "liger_kernel", "trl": "trl"}
 GIB = 2**30
 
@@ -41,7 +38,7 @@ class Sizes:
     head: tuple[int, int, int]  # rows, vocabulary, width
     causal: dict[str, int]  # of a Qwen3
     causal_batch: tuple[int, int]  # sequences, tokens
-    masked: tuple[int, ...]  # of `benchmarks.step.models.Shape`
+    masked: Shape
     run: tuple[str, ...]  # settings of the main job
     killed_run: tuple[int, int]  # steps, and between two checkpoints
 
@@ -54,9 +51,9 @@ LESS = ("corpus.max_sequences=64", "train.steps=2", "train.epochs=null", "evalua
 LESS += ("student.layers=[0,3,6]",)
 SIZES = {
     "cuda": Sizes(
-        20, 4, 8192, 4 * GIB, (8192, 151_936, 2048), QWEN, (8, 1024), (12, 6, 768, 30522, 32, 512), (), (60, 5)
+        20, 4, 8192, 4 * GIB, (8192, 151_936, 2048), QWEN, (8, 1024), Shape(12, 6, 768, 30522, 32, 512), (), (60, 5)
     ),
-    "cpu": Sizes(3, 2, 128, GIB // 32, (128, 1000, 64), SMALL, (2, 32), (2, 1, 64, 500, 2, 16), LESS, (12, 4)),
+    "cpu": Sizes(3, 2, 128, GIB // 32, (128, 1000, 64), SMALL, (2, 32), Shape(2, 1, 64, 500, 2, 16), LESS, (12, 4)),
 }
 # A quick run, for what it does and not for how fast; five steps.
 QUICK = ("+recipe=smoke", "train.steps=5", "train.epochs=null", "evaluate.max_sequences=8")
@@ -75,7 +72,8 @@ class Part:
     """What a part works with: its device and sizes, and how it writes rows."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self.name, self.out, self.scratch, self.times = options.part, options.out, options.scratch, options.times
+        self.name, self.scratch, self.times = options.part, options.scratch, options.times
+        self.results = Results(options.out, begun=True)
         self.device, self.sizes = torch.device(options.device), SIZES[options.device]
         self.until = time.monotonic() + options.seconds
 
@@ -84,7 +82,7 @@ class Part:
         return self.device.type == "cuda"
 
     def row(self, what: str, **values: Any) -> None:
-        write(self.out, {"part": self.name, "what": what, **{name: _short(value) for name, value in values.items()}})
+        self.results.row(part=self.name, what=what, **values)
 
     @contextlib.contextmanager
     def case(self, what: str, seconds: float) -> Iterator[dict[str, Any]]:
@@ -116,10 +114,6 @@ class Part:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
 
-    def wait(self) -> None:
-        if self.on_gpu:
-            torch.cuda.synchronize()
-
     def peak(self) -> float | None:
         """GiB that torch has held at most since the last `clear`; None on a CPU."""
         return torch.cuda.max_memory_allocated() / GIB if self.on_gpu else None
@@ -144,7 +138,7 @@ class Part:
 
     def between(self, marks: list[Any]) -> list[float]:
         """Seconds from each mark to the next one."""
-        self.wait()
+        wait(self.device)
         pairs = itertools.pairwise(marks)
         return [a.elapsed_time(b) / 1000 if self.on_gpu else b - a for a, b in pairs]
 
@@ -155,22 +149,9 @@ class Part:
         return json.loads(path.read_text()) if path.exists() else {}
 
 
-def _short(value: Any) -> Any:
-    """Floats to five digits."""
-    if isinstance(value, float):
-        return float(f"{value:.5g}")
-    if isinstance(value, Mapping):
-        return {name: _short(each) for name, each in value.items()}
-    return [_short(each) for each in value] if isinstance(value, list | tuple) else value
-
-
 def ceilings(part: Part) -> None:
-    """Versions, and what the device reaches: matrix products, memory, copies from the host, starts of kernels."""
-    with part.case("versions", 10) as row:
-        row.update(device=str(part.device), python=platform.python_version(), cores=len(os.sched_getaffinity(0)))
-        for name in PACKAGES:
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                row[name] = importlib.metadata.version(name)
+    """Checkout and card, and what that reaches: matrix products, memory, copies from the host, starts of kernels."""
+    with part.case("checkout", 10) as row:
         revision = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
         row["revision"] = revision.stdout.strip() or None
         if part.on_gpu:
@@ -228,23 +209,24 @@ def tests(part: Part) -> None:
 
 def objective(part: Part) -> None:
     """Forward divergence and cross-entropy of two heads on given rows, with the gradients of the student's."""
-    from benchmarks.gpu_pairs import HeadProblem
+    from benchmarks.step.objective import Problem, Shape
 
     rows, vocabulary, width = part.sizes.head
-    problem = HeadProblem.random(rows, vocabulary, width, part.device)
-    # The student's head forward and twice backward, the teacher's forward; each weight read, one gradient written.
-    work, moved = 2 * rows * vocabulary * width * 4, vocabulary * width * (4 + 2 + 4) + rows * width * (2 + 2 + 2)
+    shape = Shape(rows, vocabulary, width, width)
+    problem = Problem.as_liger(shape, part.device)
+    # Each weight is read, and one gradient written.
+    work, moved = shape.operations, vocabulary * width * (4 + 2 + 4) + rows * width * (2 + 2 + 2)
     rates = part.rates
     floor = max(work / rates["bf16"], moved / rates["memory"]) if rates.keys() >= {"bf16", "memory"} else None
     part.row("floor", rows=rows, vocabulary=vocabulary, width=width, seconds=floor, tflop=work / 1e12, bytes=moved)
     expected: dict[str, Any] = {}
-    for name in ("plain", "chunked", *["compiled"] * part.on_gpu, "liger"):
-        if name in PEERS and not is_installed(PEERS[name]):
+    for name in ("plain", "fused", *["compiled"] * part.on_gpu, "liger"):
+        if name in PEERS and version_of(PEERS[name]) is None:
             part.row(name, error=f"{PEERS[name]} is not installed")
             continue
         with part.case(name, 45) as row:
-            path = problem.path(name)
-            found = {key: value.cpu() for key, value in problem.loss_and_gradients(path).items()}
+            path = (problem.paths() | {"liger": problem.liger})[name]
+            found = {key: value.cpu() for key, value in problem.run(path).items()}
             if name == "plain":
                 expected = found
             elif expected:
@@ -260,10 +242,6 @@ def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.float() - expected.float()).norm() / expected.float().norm())
 
 
-def is_installed(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
-
-
 def steps(part: Part) -> None:
     """Training steps of a causal pair of Qwen3's shape and of a BERT-base, beside plain ones and TRL's."""
     from benchmarks.gpu_pairs import CausalPair, Loop, MaskedPair
@@ -274,7 +252,7 @@ def steps(part: Part) -> None:
     if part.on_gpu:
         cases += [(causal, "distill, compiled", 80), (masked, "distill, compiled", 60)]
     for pair, name, seconds in cases:
-        if name in PEERS and not is_installed(PEERS[name]):
+        if name in PEERS and version_of(PEERS[name]) is None:
             part.row(f"{pair.name}, {name}", error=f"{PEERS[name]} is not installed")
             continue
         for batch in (pair, pair.halved()):  # where the whole batch does not fit

@@ -1,9 +1,11 @@
-"""The headline table: one row for each way of distilling, and how much of the gap to its teacher each closes.
+"""What a teacher is worth: the headline table, time to quality, and the layers that a search finds.
 
-    DISTILL_DATA=DATA python benchmarks/headline.py --json headline.json       # all rows, three seeds: hours
-    DISTILL_DATA=DATA python benchmarks/headline.py layers cache --minutes 60  # two rows; begins no run after an hour
-    python benchmarks/headline.py layers --seeds 1 corpus.max_sequences=500    # settings go to every run
-    python benchmarks/headline.py layers --rates 5e-4,1e-3,2e-3                # student and baseline by learning rate
+    DISTILL_DATA=DATA python -m benchmarks.headline rows                     # all rows, three seeds: hours
+    DISTILL_DATA=DATA python -m benchmarks.headline rows layers cache --minutes 60   # two; begins no run after an hour
+    python -m benchmarks.headline rows layers --seeds 1 corpus.max_sequences=500     # settings go to every run
+    python -m benchmarks.headline rows layers --rates 5e-4,1e-3,2e-3         # student and baseline by learning rate
+    DISTILL_DATA=DATA python -m benchmarks.headline time --seeds 3           # see `time --help`
+    DISTILL_DATA=DATA python -m benchmarks.headline search deep-3 --seconds 5 30     # see `search --help`
 
 A row is a recipe with settings. With each seed it trains two students that start alike and see the same sequences in
 the same order: one with the teacher, and the baseline without, each at the learning rate that suits it (--rates
@@ -22,11 +24,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.common import digest_of, execute, save, table, title
+from benchmarks import layer_search, time_to_quality
+from benchmarks.common import Results, add_out, digest_of, execute, version_of
 from distill.runs.facts import fraction_closed
 from distill.runs.record import Record
 
@@ -117,7 +119,6 @@ class Line:
     baseline: list[float]
     student: list[float]
     minutes: list[float]  # of the student's training, with the pass of a cached teacher
-    rate: str = ""  # of student and baseline, where it is not that of the row
 
     def closed(self) -> list[float]:
         """The fraction of the gap that each seed closes; none of a seed whose baseline is as good as the teacher."""
@@ -126,39 +127,20 @@ class Line:
         closed = [fraction_closed(of_seed, self.measure, self.measure == "perplexity") for of_seed in scores]
         return [fraction for fraction in closed if fraction is not None]
 
-    def cells(self) -> list[str]:
-        closed, gap = self.closed(), "no gap"
+    def values(self) -> dict[str, object]:
+        """Means, and what the seeds gave."""
+        columns = {name: getattr(self, name) for name in ("teacher", "baseline", "student", "minutes")}
+        means = {name: statistics.mean(values) for name, values in columns.items()}
+        closed, gap = self.closed(), {}
         if len(closed) == len(self.student):
-            gap = f"{statistics.mean(closed):.0%}"
+            gap = {"gap_closed": statistics.mean(closed)}
             if (degrees := len(closed) - 1) > 0:
                 error = statistics.stdev(closed) / math.sqrt(degrees + 1)
-                gap += f" ± {100 * error * (*QUANTILES, 2.228)[min(degrees, 10) - 1]:.0f}"
-        speed = f", {self.speed:.2f} times as fast" if self.speed else ""
-        student = f"{ROWS[self.row].title}: {self.size:.0%} of the parameters{speed}"
-        scores = [spread(values) for values in (self.teacher, self.baseline, self.student)]
-        row = f"{self.row}, {self.rate}" if self.rate else self.row
-        return [
-            row,
-            student,
-            f"{self.measure}, {self.data}",
-            *scores,
-            gap,
-            f"{statistics.mean(self.minutes):.1f}",
-            ROWS[self.row].published,
-        ]
-
-
-def is_installed(package: str) -> bool:
-    try:
-        return bool(version(package))
-    except PackageNotFoundError:
-        return False
-
-
-def spread(values: list[float]) -> str:
-    digits = 3 if max(values) < 2 else 1
-    mean, least, most = (f"{value:.{digits}f}" for value in (statistics.mean(values), min(values), max(values)))
-    return mean if least == most else f"{mean} ({least} to {most})"
+                gap["plus_minus"] = error * (*QUANTILES, 2.228)[min(degrees, 10) - 1]
+        about = {"row": self.row, "title": ROWS[self.row].title, "measure": self.measure, "data": self.data}
+        seeds = {f"{name}_by_seed": values for name, values in columns.items()} | {"closed_by_seed": closed}
+        published = {"published": ROWS[self.row].published}
+        return about | {"size": self.size, "speed": self.speed} | means | gap | seeds | published
 
 
 @dataclass(frozen=True)
@@ -171,8 +153,7 @@ class Runs:
 
     def run(self, name: str, arguments: list[str]) -> tuple[Record, Path]:
         """This run, finished, and its folder. Raises TimeoutError where it is not and may not begin."""
-        data = os.environ.get("DISTILL_DATA", "")  # where recipes find their text
-        folder = self.work / f"{name}-{digest_of([*arguments, *self.settings, data])}"
+        folder = self.work / f"{name}-{digest_of([*arguments, *self.settings])}"
         if not (folder / "results.json").is_file() and time.monotonic() > self.deadline:
             raise TimeoutError
         return Record.from_json(execute(folder, [*arguments, *self.settings])), folder
@@ -203,7 +184,7 @@ class Runs:
         return pairs
 
 
-def lines_of(name: str, pairs: list[tuple[Record, Record]], rate: str = "") -> Iterator[Line]:
+def lines_of(name: str, pairs: list[tuple[Record, Record]]) -> Iterator[Line]:
     for data in pairs[0][0].sets_of(measure := ROWS[name].measure) if pairs else ():
         scores: list[list[float]] = []
         for record, other in pairs:
@@ -214,39 +195,56 @@ def lines_of(name: str, pairs: list[tuple[Record, Record]], rate: str = "") -> I
             scores.append([*(math.nan if score is None else score for score in columns), seconds / 60])
         speed = (student.tokens_per_second or 0) / (teacher.tokens_per_second or math.inf)
         size = (student.parameters or 0) / (teacher.parameters or 1)
-        yield Line(name, data, measure, size, speed, *map(list, zip(*scores, strict=True)), rate)
+        yield Line(name, data, measure, size, speed, *map(list, zip(*scores, strict=True)))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def lacks(row: Row) -> str | None:
+    """What this machine lacks for a row."""
+    if row.needs and not (Path(os.environ.get("DISTILL_DATA", "")) / row.needs).exists():
+        return f"{row.needs} below $DISTILL_DATA"
+    return f"`pip install --no-deps {row.package}`" if row.package and version_of(row.package) is None else None
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="ROW or SETTING=VALUE", help=f"rows: {', '.join(ROWS)}")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rates", default="", help="learning rates with commas between them, in place of seeds")
     parser.add_argument("--minutes", type=float, default=math.inf, help="after which no run begins")
     parser.add_argument("--work", type=Path, default=Path("runs/headline"), help="folder of the runs")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_intermixed_args()
+
+
+def run(options: argparse.Namespace, results: Results) -> None:
     names = [word for word in options.words if "=" not in word] or list(ROWS)
-    if unknown := [name for name in names if name not in ROWS]:
-        parser.error(f"there is no row {unknown[0]}; choose among {', '.join(ROWS)}")
     settings, deadline = [word for word in options.words if "=" in word], time.monotonic() + 60 * options.minutes
-    runs, lines = Runs(options.work.resolve(), settings, deadline), list[Line]()
+    runs = Runs(options.work.resolve(), settings, deadline)
     for name in names:
-        if (needs := ROWS[name].needs) and not (Path(os.environ.get("DISTILL_DATA", "")) / needs).exists():
-            print(f"{name} is left out: it needs {needs} below $DISTILL_DATA", file=sys.stderr)
-            continue
-        if (package := ROWS[name].package) and not is_installed(package):
-            print(f"{name} is left out: it needs `pip install --no-deps {package}`", file=sys.stderr)
+        if missing := lacks(ROWS[name]):
+            print(f"{name} is left out: it needs {missing}", file=sys.stderr)
             continue
         for rate in options.rates.split(","):
             pairs = runs.pairs(name, [UNSEEN] if rate else range(options.seeds), *[f"optimizer.lr={rate}"] * bool(rate))
-            lines += lines_of(name, pairs, rate)
-    head = ["row", "student", "score", "teacher", "baseline", "student", "of the gap closed", "minutes", "published"]
-    seeds = f"seed {UNSEEN}" if options.rates else f"mean and range of {options.seeds} seeds"
-    print(f"{title()}; {seeds}\n\n{table(head, [line.cells() for line in lines])}")
-    save(options.json, [asdict(line) | {"closed": line.closed()} for line in lines])
-    return 0 if lines else 1
+            for line in lines_of(name, pairs):
+                results.row(**line.values(), **({"rate": rate} if rate else {}))
+
+
+def main() -> None:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m benchmarks.headline", description=__doc__, formatter_class=raw)
+    modes = parser.add_subparsers(dest="mode", required=True)
+    for mode, module in {"rows": sys.modules[__name__], "time": time_to_quality, "search": layer_search}.items():
+        own = modes.add_parser(mode, description=module.__doc__, formatter_class=raw)
+        add_out(own, f"headline-{mode}")
+        module.add_options(own)
+        own.set_defaults(run=module.run)
+    options, more = parser.parse_known_args()
+    options.words += more  # argparse takes those before the options alone
+    allowed = {"rows": ROWS.keys(), "search": layer_search.PAIRS.keys(), "time": set()}[options.mode]
+    if unknown := [word for word in options.words if "=" not in word and word not in allowed]:
+        parser.error(f"there is no {unknown[0]}; choose among {', '.join(allowed)}, and settings of the runs")
+    results = Results(options.out)
+    options.run(options, results)
+    results.where()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,1 +1,1 @@
-"""How fast a step, the objective, pseudo-perplexity and checkpoints are."""
+"""How fast a step is, beside a plain one and those of others; the objective and pseudo-perplexity by themselves."""

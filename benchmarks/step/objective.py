@@ -9,7 +9,7 @@ import ctypes
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -18,14 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from benchmarks.common import save, title
+from benchmarks.common import Results
+from benchmarks.step.models import matrix_rate, wait
 from distill.models.language_model import Head
 from distill.objective import losses
 from distill.objective.chunked import NO_TARGET, ChunkedLosses
 from distill.objective.terms.mlm import Mlm
 from distill.objective.terms.soft import Soft
-
-TEMPERATURE = 2.0
 
 
 class Shape(NamedTuple):
@@ -34,43 +33,43 @@ class Shape(NamedTuple):
     student_width: int
     teacher_width: int
 
-
-CPU_SHAPES = [
-    Shape(512, 6144, 256, 256),
-    Shape(2048, 6144, 256, 256),
-    Shape(4096, 6144, 256, 256),
-    Shape(154, 30522, 768, 768),
-    Shape(1024, 30522, 768, 768),
-    Shape(4096, 30522, 768, 768),
-]
-GPU_SHAPES = [
-    Shape(1024, 30522, 768, 768),
-    Shape(8192, 30522, 768, 768),
-    Shape(1024, 128256, 2048, 4096),
-    Shape(8192, 128256, 2048, 4096),
-]
+    @property
+    def operations(self) -> int:
+        """Both heads forward, and two products of the student's head backward."""
+        return 2 * self.rows * self.vocabulary * (3 * self.student_width + self.teacher_width)
 
 
-@dataclass
-class Result:
-    """One row of the table; seconds and bytes by path."""
-
-    shape: Shape
-    dtype: str
-    floor_seconds: float
-    seconds: dict[str, float] = field(default_factory=dict)
-    peak_bytes: dict[str, int] = field(default_factory=dict)
+SHAPES = {
+    "cpu": (
+        Shape(512, 6144, 256, 256),
+        Shape(2048, 6144, 256, 256),
+        Shape(4096, 6144, 256, 256),
+        Shape(154, 30522, 768, 768),
+        Shape(1024, 30522, 768, 768),
+        Shape(4096, 30522, 768, 768),
+    ),
+    "cuda": (
+        Shape(1024, 30522, 768, 768),
+        Shape(8192, 30522, 768, 768),
+        Shape(1024, 128256, 2048, 4096),
+        Shape(8192, 128256, 2048, 4096),
+    ),
+}
 
 
 @dataclass
 class Problem:
+    """Two heads on given rows: soft targets at all of them, and hard ones at some."""
+
     student: Head
     teacher: Head
     targets: Tensor
     dtype: torch.dtype
+    temperature: float
+    scales: tuple[float, float]  # of the sums of both losses
 
     @classmethod
-    def random(cls, shape: Shape, dtype: torch.dtype, device: str) -> "Problem":
+    def random(cls, shape: Shape, dtype: torch.dtype, device: torch.device) -> "Problem":
         def values(*sizes: int, trained: bool, scale: float = 1.0) -> Tensor:
             return (torch.randn(*sizes, device=device) * scale).requires_grad_(trained)
 
@@ -79,9 +78,30 @@ class Problem:
             bias = values(shape.vocabulary, trained=trained)
             return Head(values(shape.rows, width, trained=trained), weight, bias, dtype)
 
-        targets = torch.randint(shape.vocabulary, (shape.rows,), device=device)
-        targets[torch.rand(shape.rows, device=device) > 0.15] = NO_TARGET
-        return cls(head(shape.student_width, True), head(shape.teacher_width, False), targets, dtype)
+        torch.manual_seed(0)
+        hard = torch.randint(shape.vocabulary, (shape.rows,), device=device)
+        hard[torch.rand(shape.rows, device=device) > 0.15] = NO_TARGET
+        scales = (1 / shape.rows, 1 / 100)
+        return cls(head(shape.student_width, True), head(shape.teacher_width, False), hard, dtype, 2.0, scales)
+
+    @classmethod
+    def as_liger(cls, shape: Shape, device: torch.device) -> "Problem":
+        """Half the forward divergence at temperature 1 and half the cross-entropy, means over rows without a bias.
+
+        Rows are in bf16, as an encoder under autocast gives them; the student's weight is in fp32, the teacher's in
+        bf16, as they are kept.
+        """
+
+        def head(width: int, trained: bool) -> Head:
+            rows = torch.randn(shape.rows, width, device=device).bfloat16().requires_grad_(trained)
+            weight = torch.randn(shape.vocabulary, width, device=device) * width**-0.5
+            kept = weight.requires_grad_() if trained else weight.bfloat16()
+            return Head(rows, kept, dtype=torch.bfloat16)
+
+        torch.manual_seed(0)
+        targets, scales = torch.randint(shape.vocabulary, (shape.rows,), device=device), (0.5 / shape.rows,) * 2
+        heads = head(shape.student_width, True), head(shape.teacher_width, False)
+        return cls(*heads, targets, torch.bfloat16, 1.0, scales)
 
     def plain(self) -> Tensor:
         """Full logits of both heads, under autocast where the format is not fp32."""
@@ -90,33 +110,48 @@ class Problem:
             student_logits = linear(*self.student[:3])
             with torch.no_grad():
                 teacher_logits = linear(*self.teacher[:3])
-        soft = losses.soft(student_logits, teacher_logits, TEMPERATURE).sum()
-        return soft / len(self.targets) + losses.mlm(student_logits, self.targets).sum() / 100
+        soft, hard = self.scales
+        loss = losses.soft(student_logits, teacher_logits, self.temperature).sum() * soft
+        return loss + losses.mlm(student_logits, self.targets).sum() * hard
 
     def fused(self, compiled: bool) -> Tensor:
-        scales = torch.tensor([1 / len(self.targets), 1 / 100], device=self.targets.device)
-        losses_in_chunks = ChunkedLosses([Soft(TEMPERATURE), Mlm()], len(self.student.weight), compiled)
+        scales = torch.tensor(self.scales, device=self.targets.device)
+        losses_in_chunks = ChunkedLosses([Soft(self.temperature), Mlm()], len(self.student.weight), compiled)
         return losses_in_chunks(self.student, self.teacher, self.targets, scales)[0]
+
+    def liger(self) -> Tensor:
+        from liger_kernel.chunked_loss import LigerFusedLinearJSDLoss
+
+        loss = LigerFusedLinearJSDLoss(beta=0.0, compiled=self.targets.is_cuda)
+        heads = self.student.rows, self.student.weight.bfloat16(), self.teacher.rows, self.teacher.weight
+        value: Tensor = loss(*heads, self.targets)
+        return value
 
     def paths(self) -> dict[str, Callable[[], Tensor]]:
         return {"plain": self.plain, "fused": lambda: self.fused(False), "compiled": lambda: self.fused(True)}
 
-    def seconds(self, rounds: int) -> dict[str, float]:
-        """Medians by path; the first round, which compiles and warms up, is left out."""
-        times: dict[str, list[float]] = {name: [] for name in self.paths()}
-        for _ in range(rounds + 1):
-            for name, path in self.paths().items():
-                times[name].append(timed(partial(self.run, path)))
-        return {name: statistics.median(values[1:]) for name, values in times.items()}
+    def run(self, path: Callable[[], Tensor]) -> dict[str, Tensor]:
+        """Forward and backward: the loss and the gradients, of which the tensors keep none."""
+        found = {"loss": path()}
+        found["loss"].backward()
+        for name in ("rows", "weight", "bias"):
+            leaf = getattr(self.student, name)
+            if leaf is not None:
+                found[name], leaf.grad = leaf.grad, None
+        return {name: value.detach() for name, value in found.items()}
 
-    def run(self, path: Callable[[], Tensor]) -> None:
-        """Forward, backward, and the gradients thrown away."""
-        path().backward()
-        for tensor in (self.student.rows, self.student.weight, self.student.bias):
-            if tensor is not None:
-                tensor.grad = None
-        if self.targets.is_cuda:
-            torch.cuda.synchronize()
+    def run_to_end(self, path: Callable[[], Tensor]) -> None:
+        self.run(path)
+        wait(self.targets.device)
+
+
+def medians(paths: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Seconds of each, in turns; the first round, which compiles and warms up, is left out."""
+    times: dict[str, list[float]] = {name: [] for name in paths}
+    for _ in range(rounds + 1):
+        for name, path in paths.items():
+            times[name].append(timed(path))
+    return {name: statistics.median(values[1:]) for name, values in times.items()}
 
 
 def timed(run: Callable[[], object]) -> float:
@@ -125,27 +160,9 @@ def timed(run: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def floor_seconds(shape: Shape, rate: float) -> float:
-    """Both heads forward, and two products of the student's head backward, at the given operations per second."""
-    return 2 * shape.rows * shape.vocabulary * (3 * shape.student_width + shape.teacher_width) / rate
-
-
-def matrix_rate(dtype: torch.dtype, device: str) -> float:
-    """Operations per second of a product that suits the machine: the best of several."""
-    size = 8192 if device == "cuda" else 1536
-    left, right, out = (torch.randn(size, size, device=device).to(dtype) for _ in range(3))
-
-    def multiply() -> None:
-        torch.mm(left, right, out=out)
-        if device == "cuda":
-            torch.cuda.synchronize()
-
-    return 2 * size**3 / min(timed(multiply) for _ in range(10))
-
-
-def peak_bytes(run: Callable[[], None], device: str) -> int:
+def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
     """Most memory in use above what was in use before: of torch on a GPU, of the whole process (Linux) otherwise."""
-    if device == "cuda":
+    if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         run()
@@ -164,45 +181,33 @@ def _status(name: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def show(result: Result) -> str:
-    plain_seconds, plain_bytes = result.seconds["plain"], result.peak_bytes["plain"]
-    cells = [
-        f"{name} {seconds * 1e3:8.1f} ms ({plain_seconds / seconds:4.2f}x) {result.peak_bytes[name] / 2**20:7.0f} MiB"
-        f" (1/{plain_bytes / result.peak_bytes[name]:.1f})"
-        for name, seconds in result.seconds.items()
-    ]
-    shape = "x".join(map(str, result.shape))
-    return f"{shape:22s} {result.dtype:8s} floor {result.floor_seconds * 1e3:8.1f} ms | " + " | ".join(cells)
-
-
-def main() -> None:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="write the results here")
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--shapes", nargs="+", help="ROWSxVOCABULARYxSTUDENT_WIDTHxTEACHER_WIDTH")
-    options = parser.parse_args()
-    given = [Shape(*map(int, shape.split("x"))) for shape in options.shapes or ()]
-    shapes = given or (GPU_SHAPES if device == "cuda" else CPU_SHAPES)
-    print(title())
+
+
+def run(options: argparse.Namespace, results: Results) -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    shapes = [Shape(*map(int, shape.split("x"))) for shape in options.shapes or ()] or SHAPES[device.type]
     measured = []
     for dtype in (getattr(torch, name) for name in options.dtypes):
         rate = matrix_rate(dtype, device)
-        print(f"{dtype}: {rate / 1e9:.0f} GFLOP/s")
         for shape in shapes:
-            torch.manual_seed(0)
-            result = Result(shape, str(dtype).split(".")[1], floor_seconds(shape, rate))
-            result.seconds = Problem.random(shape, dtype, device).seconds(options.rounds)
-            measured.append((result, dtype))
-    for result, dtype in measured:  # after all timing, since `peak_bytes` slows the allocator down
-        problem = Problem.random(result.shape, dtype, device)
-        for name, path in problem.paths().items():
-            result.peak_bytes[name] = peak_bytes(partial(problem.run, path), device)
-        print(show(result), flush=True)
-    results = [{**asdict(result), "shape": result.shape._asdict()} for result, _ in measured]
-    save(options.json, results)
-
-
-if __name__ == "__main__":
-    main()
+            problem = Problem.random(shape, dtype, device)
+            runs = {name: partial(problem.run_to_end, path) for name, path in problem.paths().items()}
+            measured.append((shape, dtype, rate, medians(runs, options.rounds)))
+    for shape, dtype, rate, seconds in measured:  # after all timing, since `peak_bytes` slows the allocator down
+        problem = Problem.random(shape, dtype, device)
+        peaks = {name: peak_bytes(partial(problem.run_to_end, path), device) for name, path in problem.paths().items()}
+        for name in seconds:
+            results.row(
+                shape="x".join(map(str, shape)),
+                format=str(dtype).removeprefix("torch."),
+                path=name,
+                milliseconds=1000 * seconds[name],
+                as_fast_as_plain=seconds["plain"] / seconds[name],
+                of_the_floor=shape.operations / rate / seconds[name],
+                mib=peaks[name] / 2**20,
+                memory_of_plain=peaks[name] / peaks["plain"],
+            )

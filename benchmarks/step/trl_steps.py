@@ -1,4 +1,4 @@
-"""The steps that `peers.py` compares Distill's with, in an environment that has TRL and need not have Distill.
+"""The steps that `beside_peers.py` compares Distill's with, in an environment that has TRL and need not have Distill.
 
 All three run in the loop of TRL's GKDTrainer, that of transformers, with AdamW, clipping and a constant learning rate:
 
@@ -11,6 +11,7 @@ All three run in the loop of TRL's GKDTrainer, that of transformers, with AdamW,
   over all positions. The student gets labels, so that transformers computes its cross-entropy too, which is not used.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +27,7 @@ from transformers.utils.logging import disable_progress_bar
 from trl.experimental.gkd import GKDConfig, GKDTrainer
 from trl.trainer.distillation_trainer import _chunked_divergence_loss
 
-from benchmarks.step.turns import SEQUENCES, STUDENT, TEACHER, Job, Over, Turns
+from benchmarks.step.turns import SEQUENCES, STUDENT, TEACHER, Over, PeerJob, Turns
 
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -44,10 +45,7 @@ class Chunked(InOrder):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        student, seen = (
-            self.accelerator.unwrap_model(model),
-            {name: inputs[name] for name in ("input_ids", "attention_mask")},
-        )
+        student, seen = self.accelerator.unwrap_model(model), seen_of(inputs)
         with torch.autocast("cpu", torch.bfloat16, enabled=self.args.bf16):
             student_hidden = student.base_model(**seen, use_cache=False).last_hidden_state[:, :-1]
             with torch.no_grad():
@@ -66,7 +64,7 @@ class DistillKit(InOrder):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        seen = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+        seen = seen_of(inputs)
         output = model(**seen, labels=inputs["input_ids"])
         with torch.no_grad():
             teacher_logits = self.teacher_model(**seen).logits
@@ -76,17 +74,22 @@ class DistillKit(InOrder):
         return (loss, output) if return_outputs else loss
 
 
+def seen_of(inputs: Any) -> dict[str, torch.Tensor]:
+    """What a model reads of a batch."""
+    return {name: inputs[name] for name in ("input_ids", "attention_mask")}
+
+
 LOSSES = {"trl": InOrder, "trl-chunked": Chunked, "distillkit": DistillKit}
 
 
 class AfterStep(TrainerCallback):
-    """Lets a process take its turn after each step."""
+    """Calls something after each step."""
 
-    def __init__(self, turns: Turns) -> None:
-        self.turns = turns
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.call = call
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.turns.after_step()
+        self.call()
 
 
 def collate(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
@@ -97,26 +100,27 @@ def collate(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
 
 
-def settings(job: Job, steps: int, folder: str) -> GKDConfig:
-    """Those of Distill's step; what is turned off here would only cost time or memory."""
-    return GKDConfig(
-        output_dir=folder,
-        use_cpu=True,
-        bf16=job.format == "bf16",
-        beta=0.0,
-        lmbda=0.0,
-        temperature=1.0,
-        max_steps=steps,
-        per_device_train_batch_size=job.batch_size,
-        learning_rate=job.lr,
-        lr_scheduler_type="constant",
-        weight_decay=0.0,
-        max_grad_norm=job.clip,
-        gradient_checkpointing=False,
-        report_to="none",
-        logging_strategy="no",
-        save_strategy="no",
-        disable_tqdm=True,
+def trainer_of(
+    kind: type[GKDTrainer], pair: tuple[Any, Any], rows: Any, tokenizer: Any, call: Callable[[], None], **settings: Any
+) -> GKDTrainer:
+    """A trainer of teacher and student on sequences [N, S]; what is turned off would only cost time or memory.
+
+    Args:
+        call: what is called after each step.
+        settings: those that differ, output_dir and per_device_train_batch_size among them.
+    """
+    teacher, student = pair
+    fixed = {"beta": 0.0, "lmbda": 0.0, "temperature": 1.0, "lr_scheduler_type": "constant", "weight_decay": 0.0}
+    fixed |= {"gradient_checkpointing": False, "report_to": "none", "logging_strategy": "no", "save_strategy": "no"}
+    fixed |= {"disable_tqdm": True, "max_steps": len(rows) // settings["per_device_train_batch_size"]}
+    return kind(
+        model=student,
+        teacher_model=teacher,
+        args=GKDConfig(**fixed | settings),
+        data_collator=collate,
+        train_dataset=Dataset.from_dict({"input_ids": rows.tolist()}),
+        processing_class=tokenizer,
+        callbacks=[AfterStep(call)],
     )
 
 
@@ -124,25 +128,18 @@ def model_of(folder: Path, dtype: torch.dtype) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
 
 
-def train(job: Job, turns: Turns) -> Any:
+def train(job: PeerJob, turns: Turns) -> Any:
     """Train until `turns` ends it; the student."""
     torch.set_num_threads(job.threads)
     disable_progress_bar()
-    rows = np.load(job.folder / SEQUENCES)
-    student = model_of(job.folder / STUDENT, torch.float32)
-    teacher = model_of(job.folder / TEACHER, FORMATS[job.format])
+    pair = model_of(job.folder / TEACHER, FORMATS[job.format]), model_of(job.folder / STUDENT, torch.float32)
+    rows, tokenizer = np.load(job.folder / SEQUENCES), AutoTokenizer.from_pretrained(job.folder / TEACHER)
+    settings = {"use_cpu": True, "bf16": job.format == "bf16", "learning_rate": job.lr, "max_grad_norm": job.clip}
     with TemporaryDirectory() as folder:
-        trainer = LOSSES[job.loss](
-            model=student,
-            teacher_model=teacher,
-            args=settings(job, len(rows) // job.batch_size, folder),
-            data_collator=collate,
-            train_dataset=Dataset.from_dict({"input_ids": rows.tolist()}),
-            processing_class=AutoTokenizer.from_pretrained(job.folder / TEACHER),
-            callbacks=[AfterStep(turns)],
-        )
+        settings |= {"output_dir": folder, "per_device_train_batch_size": job.batch_size}
+        trainer = trainer_of(LOSSES[job.loss], pair, rows, tokenizer, turns.after_step, **settings)
         if job.loss == "distillkit":  # whose teacher computes in the format of its weights, without autocast
-            trainer.teacher_model = teacher = model_of(job.folder / TEACHER, FORMATS[job.format]).eval()
+            trainer.teacher_model = model_of(job.folder / TEACHER, FORMATS[job.format]).eval()
         with suppress(Over):
             trainer.train()
-    return student
+    return pair[1]

@@ -1,7 +1,7 @@
-"""Training steps in processes that take turns, each perhaps in an environment of its own: needs Python alone.
+"""Training loops in processes that take turns, each perhaps in an environment of its own: needs Python and torch alone.
 
-A process trains a student of a pair and answers each call with the seconds of a step, and the last call with the peak
-of its memory and the versions of its packages, once it has written the student's weights.
+A process trains and answers each call with the seconds of a step, and the last call with the peak of its memory and
+the versions of its packages, once it has written the student's weights.
 """
 
 import importlib.metadata
@@ -10,6 +10,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -17,15 +18,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("torch", "transformers", "trl", "accelerate", "distill")
+PACKAGES = ("torch", "transformers", "trl", "accelerate", "distill-kd")
 WARM_UP = 2  # steps: compiled, and malloc has found its size
-STUDENT, TEACHER, SEQUENCES = "student", "teacher", "sequences.npy"  # in the folder of a job
+# In the folder of a `PeerJob`: models as transformers writes them, and sequences [N, S] in their order.
+STUDENT, TEACHER, SEQUENCES = "student", "teacher", "sequences.npy"
+QUIET = {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "PYTHONWARNINGS": "ignore::FutureWarning"}
+SPIN = "from distill.runtime.host import limit_spinning; limit_spinning(); "  # as a run does before it loads torch
 
 
-class Job(NamedTuple):
-    """What a process trains; all processes of a measurement read the same folder."""
+class PeerJob(NamedTuple):
+    """What a process of `beside_peers.py` trains, in whichever environment; all of them read the same folder."""
 
-    folder: Path  # models as folders of transformers, and sequences [N, S] in the order in which they are learnt
+    folder: Path
     loss: str  # distill, or one of `trl_steps.LOSSES`
     format: str  # fp32 or bf16
     batch_size: int
@@ -38,6 +42,13 @@ class Over(Exception):
     """Enough steps were made."""
 
 
+class Ended(NamedTuple):
+    """What a process says in the end."""
+
+    peak: int  # bytes of memory that it had at most since it was warm
+    versions: dict[str, str]
+
+
 class Turns:
     """The side that trains: `after_step` is called after each of its steps, and waits for the next call."""
 
@@ -47,6 +58,7 @@ class Turns:
 
     def after_step(self) -> None:
         """Raises Over where no further step is wanted."""
+        _wait_for_gpu()
         seconds = time.perf_counter() - self.began
         self.steps += 1
         if self.steps == WARM_UP:
@@ -63,41 +75,76 @@ class Turns:
 def serve() -> None:
     """Train in this process; its argument is the number of the open file through which it is called."""
     calls = Connection(int(sys.argv[1]))
-    job: Job = calls.recv()
-    if job.loss == "distill":
-        from distill.runtime.host import limit_spinning
-
-        limit_spinning()  # as a run does; the threads of the others wait as OpenMP lets them
-    train = import_module(f"benchmarks.step.{'distill' if job.loss == 'distill' else 'trl'}_steps").train
-    turns = Turns(calls)
-    student = train(job, turns)
+    module, name = calls.recv().split(":")
+    train, turns = getattr(import_module(module), name), Turns(calls)
+    student = train(calls.recv(), turns)
     if turns.weights is not None:
         import torch
 
         torch.save(student.state_dict(), turns.weights)
-    calls.send({"peak": peak(), "versions": versions()})
+    calls.send((_peak(), _versions()))
 
 
-def start(python: str, job: Job) -> tuple[Connection, subprocess.Popen[bytes]]:
-    """A process of that Python, and what it is called by; it is warm as soon as it has sent the seconds of a step."""
-    own, other = Pipe()
-    code = "from benchmarks.step.turns import serve; serve()"
-    command = [python, "-c", code, str(other.fileno())]
-    quiet = {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "PYTHONWARNINGS": "ignore::FutureWarning"}
-    environment = {**os.environ, **quiet, "OMP_NUM_THREADS": str(job.threads)}
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, pass_fds=[other.fileno()], stdout=sys.stderr)
-    other.close()  # so that the end of the process is an error here, and no waiting
-    own.send(job)
-    return own, process
+class Worker:
+    """A process that trains, by a function of a job and `Turns` that gives the student; it is warm once it is made."""
+
+    def __init__(self, function: str, job: object, threads: int | None = None, python: str = sys.executable) -> None:
+        """`function`: MODULE:NAME, imported by that Python."""
+        self.calls, other = Pipe()
+        code = f"{SPIN * (python == sys.executable)}from benchmarks.step.turns import serve; serve()"
+        environment = os.environ | QUIET | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
+        command = [python, "-c", code, str(other.fileno())]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, pass_fds=[other.fileno()], stdout=sys.stderr
+        )
+        other.close()  # so that the end of the process is an error here, and no waiting
+        self.calls.send(function)
+        self.calls.send(job)
+        self.calls.recv()
+
+    def step(self) -> float:
+        """Seconds of its next step."""
+        self.calls.send(True)
+        return float(self.calls.recv())
+
+    def end(self, weights: Path | None = None) -> Ended:
+        """`weights`: where it leaves its student."""
+        self.calls.send(weights)
+        ended = Ended(*self.calls.recv())
+        self.process.wait()
+        return ended
 
 
-def peak() -> int:
-    """Most bytes of memory that this process had since it was warm."""
+def take_turns(
+    workers: Sequence[Worker], enough: Callable[[list[float]], bool], between: Callable[[], object]
+) -> list[list[float]]:
+    """Seconds of the steps of each, which makes them until it has `enough`; `between` is called before each round."""
+    seconds: list[list[float]] = [[] for _ in workers]
+    while not all(map(enough, seconds)):
+        between()
+        for worker, own in zip(workers, seconds, strict=True):
+            if not enough(own):
+                own.append(worker.step())
+    return seconds
+
+
+def _wait_for_gpu() -> None:
+    import torch
+
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def _peak() -> int:
+    """Bytes of the GPU where it is used, otherwise of this process."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated()
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
-def versions() -> dict[str, str]:
-    """Of Python and those of `PACKAGES` that are there."""
+def _versions() -> dict[str, str]:
     found = {each.metadata["Name"]: each.version for each in importlib.metadata.distributions()}
     return {"python": platform.python_version()} | {name: found[name] for name in PACKAGES if name in found}

@@ -6,7 +6,6 @@ they give are ratios of runs that took turns, not times of a real cluster. With 
 core (a quota of Linux's scheduler in periods of 10 ms), so that more hosts do not slow each other down.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -17,14 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Self
 
 HERE = Path(__file__).resolve().parent
-READY = "BENCH_READY"  # the variable that names the file by which a rank says that it is ready
 PERIOD = 10_000  # microseconds: much shorter than a step, so that a quota acts like a slower core
 
 
@@ -60,14 +58,12 @@ class Cluster:
     Attributes:
         share: part of one core that each host may use; None: no limit.
         limit: seconds after which `run` ends all ranks.
-        late: the share holds from the moment at which all ranks are in `ready`, so that they start sooner.
     """
 
     size: int
     network: Network | None = None
     share: float | None = None
     limit: float = 900.0
-    late: bool = False
 
     def __enter__(self) -> Self:
         self._held = contextlib.ExitStack()
@@ -75,7 +71,8 @@ class Cluster:
         try:
             if self.network is not None:
                 self._connect(self.network)
-            self._groups = [self._quota(i) for i in range(self.size)] if self.share else []
+            share = self.share
+            self._groups = [self._quota(i, share) for i in range(self.size)] if share else []
         except BaseException:
             self._held.close()
             raise
@@ -95,9 +92,6 @@ class Cluster:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        signs = [self._folder / f"{rank}.ready" for rank in range(self.size)] if self.late else []
-        for group in self._groups:
-            _allow(group, None if self.late else self.share)
         ranks, logs = [], []
         for rank in range(self.size):
             variables = {
@@ -109,7 +103,6 @@ class Cluster:
                 "MASTER_PORT": port,
                 "OMP_NUM_THREADS": 1,
                 "GLOO_SOCKET_IFNAME": "bench0" if emulated else "lo",
-                READY: signs[rank] if self.late else "",
             }
             log = (self._folder / f"{rank}.out").open("w+"), (self._folder / f"{rank}.err").open("w+")
             logs.append(log)
@@ -122,22 +115,22 @@ class Cluster:
                     start_new_session=True,
                 )
             )
-        failed = _wait(ranks, self.limit, lambda: self._begin(signs))
+        failed = _wait(ranks, self.limit)
         texts = [[_read(file) for file in log] for log in logs]
         if failed is not None:
             raise RuntimeError(f"rank {failed[0]} {failed[1]}: {' | '.join(texts[failed[0]][1].splitlines()[-8:])}")
         return texts[0][0]
 
-    def run_json(self, script: str, *arguments: object, **environment: str) -> Any:
-        """`script`, a path in `benchmarks`, on every host; what rank 0 printed last, which has to be JSON."""
-        command = [sys.executable, str(HERE.parent / script), *map(str, arguments)]
+    def run_json(self, module: str, *arguments: object, **environment: str) -> Any:
+        """`python -m MODULE` on every host; what rank 0 printed last, which has to be JSON."""
+        command = [sys.executable, "-m", module, *map(str, arguments)]
         return json.loads(self.run(command, **environment).strip().splitlines()[-1])
 
     def _connect(self, network: Network) -> None:
         if (reason := why_not()) is not None:
             raise RuntimeError(f"no emulated network here: {reason}")
         program = self._folder / "switch"
-        _do("gcc", "-O2", "-o", program, HERE / "network" / "switch.c")
+        _do("gcc", "-O2", "-o", program, HERE / "switch.c")
         names = [self._name(i) for i in range(self.size)]
         for i, name in enumerate(names):
             _do("ip", "netns", "add", name)
@@ -166,25 +159,17 @@ class Cluster:
     def _name(self, rank: int) -> str:
         return f"bench{os.getpid()}-{rank}"
 
-    def _quota(self, rank: int) -> Path:
-        """A control group that may use `share` of a core. Raises RuntimeError where there is none at hand."""
+    def _quota(self, rank: int, share: float) -> Path:
+        """A control group that may use this part of a core. Raises RuntimeError where there is none at hand."""
         old = Path("/sys/fs/cgroup/cpu")
         group = (old if old.is_dir() else Path("/sys/fs/cgroup")) / self._name(rank)
         try:
             group.mkdir()
             self._held.callback(_remove, group)
-            _allow(group, self.share)
+            _allow(group, share)
         except OSError as error:
             raise RuntimeError(f"no share of a core for each host here: {error}") from error
         return group
-
-    def _begin(self, signs: list[Path]) -> None:
-        """Let the shares hold, and the ranks go on, once all have given their sign."""
-        if signs and all(sign.exists() for sign in signs):
-            for group in self._groups:
-                _allow(group, self.share)
-            for sign in signs:
-                sign.unlink()
 
     def _enter(self, rank: int) -> list[str]:
         """The command that goes before another to run it on this host."""
@@ -193,37 +178,17 @@ class Cluster:
         if self.network is None:
             return before
         name = self._name(rank)
-        return [
-            *before,
-            "ip",
-            "netns",
-            "exec",
-            name,
-            "unshare",
-            "--uts",
-            "sh",
-            "-c",
-            f'hostname {name}; exec "$@"',
-            "x",
-        ]
+        inside = ["ip", "netns", "exec", name, "unshare", "--uts"]
+        return [*before, *inside, "sh", "-c", f'hostname {name}; exec "$@"', "x"]
 
 
-def ready() -> None:
-    """In a rank of a cluster with `late`: what comes now is under the share of its host; waits for the other ranks."""
-    if given := os.environ.get(READY):
-        sign = Path(given)
-        sign.touch()
-        while sign.exists():
-            time.sleep(0.01)
-
-
-def _allow(group: Path, share: float | None) -> None:
-    """Let a control group use this part of a core; None: as much as it wants."""
+def _allow(group: Path, share: float) -> None:
+    """Let a control group use this part of a core."""
     if (group / "cpu.max").exists():
-        (group / "cpu.max").write_text(f"{'max' if share is None else round(share * PERIOD)} {PERIOD}")
+        (group / "cpu.max").write_text(f"{round(share * PERIOD)} {PERIOD}")
     else:
         (group / "cpu.cfs_period_us").write_text(str(PERIOD))
-        (group / "cpu.cfs_quota_us").write_text(str(-1 if share is None else round(share * PERIOD)))
+        (group / "cpu.cfs_quota_us").write_text(str(round(share * PERIOD)))
 
 
 def _address(rank: int) -> str:
@@ -249,18 +214,17 @@ def _remove(group: Path) -> None:
         time.sleep(0.1)
 
 
-def _wait(ranks: list[subprocess.Popen[Any]], limit: float, meanwhile: Callable[[], None]) -> tuple[int, str] | None:
+def _wait(ranks: list[subprocess.Popen[Any]], limit: float) -> tuple[int, str] | None:
     """Until all ranks have ended; the first that failed and how, or None. Afterwards none is left."""
     end = time.monotonic() + limit
-    failed: tuple[int, str] | None = None
     try:
-        while failed is None and any(rank.poll() is None for rank in ranks):
-            bad = [(i, f"ended with status {rank.returncode}") for i, rank in enumerate(ranks) if rank.poll()]
-            failed = bad[0] if bad else (0, f"took over {limit:g} s") if time.monotonic() > end else None
-            meanwhile()
+        while any(rank.poll() is None for rank in ranks):
+            if failed := _failed(ranks):
+                return failed
+            if time.monotonic() > end:
+                return 0, f"took over {limit:g} s"
             time.sleep(0.05)
-        bad = [(i, f"ended with status {rank.returncode}") for i, rank in enumerate(ranks) if rank.poll()]
-        return failed or (bad[0] if bad else None)
+        return _failed(ranks)
     finally:
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
@@ -268,27 +232,13 @@ def _wait(ranks: list[subprocess.Popen[Any]], limit: float, meanwhile: Callable[
             rank.wait()
 
 
+def _failed(ranks: list[subprocess.Popen[Any]]) -> tuple[int, str] | None:
+    return next(((i, f"ended with status {rank.returncode}") for i, rank in enumerate(ranks) if rank.poll()), None)
+
+
 def _read(file: Any) -> str:
     file.seek(0)
     return str(file.read())
-
-
-def compare_engines(description: str | None) -> argparse.ArgumentParser:
-    """The options of a script that compares engines by network."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--networks", default="loopback", help=f"of loopback, {', '.join(NETWORKS)}")
-    parser.add_argument("--engines", default="ddp,horovod")
-    parser.add_argument("--size", type=int, default=2, help="ranks")
-    parser.add_argument("--json", type=Path)
-    return parser
-
-
-def clusters(options: argparse.Namespace) -> Iterator[tuple[str, str, Cluster]]:
-    """Network, engine and an open cluster for each pair of them, by the options of `compare_engines`."""
-    for network in options.networks.split(","):
-        for engine in options.engines.split(","):
-            with Cluster(options.size, None if network == "loopback" else NETWORKS[network]) as cluster:
-                yield network, engine, cluster
 
 
 def end_rank(ranks: Any, found: Any) -> NoReturn:

@@ -1,8 +1,8 @@
 """The exchange of gradients: steps with delayed sync against an exchange per micro-batch, and rings by network.
 
-    python benchmarks/scaling/exchange.py sync                                        # loopback, 2 ranks
-    sudo python benchmarks/scaling/exchange.py sync --networks loopback,1gbit         # and between emulated hosts
-    sudo python benchmarks/scaling/exchange.py rings --networks loopback,1gbit,capped --size 4
+    python -m benchmarks.exchange sync                                        # loopback, 2 ranks
+    sudo python -m benchmarks.exchange sync --networks loopback,1gbit         # and between emulated hosts
+    sudo python -m benchmarks.exchange rings --networks loopback,1gbit,capped --size 4
 
 `sync`: every variant trains its own copy of one BERT (cross-entropy, AdamW) on the same batches; within an engine all
 variants take turns in one run. `none` exchanges nothing at all: what is left when communication costs nothing.
@@ -19,8 +19,8 @@ variants take turns in one run. `none` exchanges nothing at all: what is left wh
 import argparse
 import contextlib
 import copy
+import itertools
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -29,8 +29,8 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM
 
-from benchmarks.common import save, table
-from benchmarks.scaling.cluster import clusters, compare_engines, end_rank
+from benchmarks.cluster import NETWORKS, Cluster, end_rank
+from benchmarks.common import Results, parser_of
 from distill.config.settings import BackendConfig
 from distill.distributed import GradientSync, Ranks, join_ranks
 
@@ -56,14 +56,10 @@ def optimizer_of(model: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
 
-def none(model: Any, ranks: Ranks) -> Step:
-    alone = copy.copy(ranks)
-    alone.size = 1  # the same step, exchanging with nobody
-    return with_distill(model, alone, "window")
-
-
 def with_distill(model: Any, ranks: Ranks, how: str) -> Step:
     ranks = copy.copy(ranks)  # settings of its own on the same connections
+    if how == "none":
+        ranks.size = 1  # the same step, exchanging with nobody
     ranks.settings = ranks.settings.changed(sync="every" if how == "every" else "window")
     sync = GradientSync(ranks, model)
     optimizer = optimizer_of(model)
@@ -117,11 +113,9 @@ def horovod(model: Any, every: bool, accumulate: int) -> Step:
 
 def build(variant: str, ranks: Ranks, options: argparse.Namespace) -> Step:
     model = make_model(options.width, options.layers)
-    if variant == "none":
-        return none(model, ranks)
-    who, how = variant.split()
-    if who == "distill":
-        return with_distill(model, ranks, how)
+    who, _, how = variant.partition(" ")
+    if who != "wrapper":
+        return with_distill(model, ranks, how or who)
     if ranks.name == "ddp":
         return ddp(model, how == "every")
     return horovod(model, how == "every", options.accumulate)
@@ -176,43 +170,34 @@ def _rings(options: argparse.Namespace) -> None:
     end_rank(ranks, times)
 
 
-def _options() -> argparse.Namespace:
-    parser = compare_engines(__doc__)
-    parser.add_argument("what", choices=("sync", "rings"))
-    parser.add_argument("--width", type=int, default=384)
-    parser.add_argument("--layers", type=int, default=10, help="10 x 384: 20 M parameters")
-    parser.add_argument("--rows", type=int, default=1)
-    parser.add_argument("--tokens", type=int, default=64, help="of a row")
-    parser.add_argument("--accumulate", type=int, default=50, help="micro-batches per step")
-    parser.add_argument("--rings", default="1,2,4,8")
-    parser.add_argument("--megabytes", type=float, default=64.0, help="of gradients")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
-    return parser.parse_args()
-
-
 def main() -> None:
-    options = _options()
+    parser = parser_of(__doc__, "exchange")
+    parser.add_argument("what", choices=("sync", "rings"))
+    parser.add_argument("--networks", default="loopback", help=f"of loopback, {', '.join(NETWORKS)}")
+    parser.add_argument("--engines", default="ddp,horovod")
+    parser.add_argument("--size", type=int, default=2, help="ranks")
+    sizes = {"width": 384, "layers": 10, "rows": 1, "tokens": 64, "accumulate": 50, "megabytes": 64.0, "rounds": 3}
+    for name, value in sizes.items():  # 10 layers of 384: 20 M parameters; of gradients: megabytes
+        parser.add_argument(f"--{name}", type=type(value), default=value)
+    parser.add_argument("--rings", default="1,2,4,8")
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
     if options.rank:
         (_steps if options.what == "sync" else _rings)(options)
-    names = ("width", "layers", "rows", "tokens", "accumulate", "rings", "megabytes", "rounds")
-    given = [part for name in names for part in (f"--{name}", getattr(options, name))]
-    results, rows = [], []
-    for network, engine, cluster in clusters(options):
-        # Horovod's own default, since its wrapper and `every` wait for a cycle in each micro-batch.
-        times = cluster.run_json(
-            "scaling/exchange.py", options.what, *given, "--engines", engine, "--rank", HOROVOD_CYCLE_TIME="1"
-        )
-        medians = {name: statistics.median(values) for name, values in times.items()}
-        results.append({"network": network, "engine": engine, "seconds": times, "medians": medians})
-        reference = medians["distill every" if options.what == "sync" else next(iter(medians))]
-        for name, seconds in medians.items():
-            rows.append([f"{network}, {engine}", name, f"{seconds:.3f}", f"{reference / seconds:.2f}"])
-            print(" ".join(rows[-1]), file=sys.stderr, flush=True)
-    against = "distill every" if options.what == "sync" else "the first"
-    print(f"\n{options.size} ranks; medians of {options.rounds}\n")
-    print(table(["network, engine", options.what, "s", f"times as fast as {against}"], rows))
-    save(options.json, {"settings": vars(options) | {"json": None}, "measured": results})
+    given = [part for name in (*sizes, "rings") for part in (f"--{name}", getattr(options, name))]
+    results = Results(options.out)
+    for network, engine in itertools.product(options.networks.split(","), options.engines.split(",")):
+        arguments = (options.what, *given, "--engines", engine, "--rank")
+        with Cluster(options.size, None if network == "loopback" else NETWORKS[network]) as cluster:
+            # Horovod's own default, since its wrapper and `every` wait for a cycle in each micro-batch.
+            times = cluster.run_json("benchmarks.exchange", *arguments, HOROVOD_CYCLE_TIME="1")
+        seconds = {name: statistics.median(values) for name, values in times.items()}
+        against = "distill every" if options.what == "sync" else next(iter(seconds))
+        for name, own in seconds.items():
+            ratio = {f"as_fast_as_{against.replace(' ', '_')}": seconds[against] / own}
+            about = {"network": network, "engine": engine, "ranks": options.size, options.what: name}
+            results.row(**about, seconds=own, **ratio, rounds=times[name], settings=vars(options))
+    results.where()
 
 
 if __name__ == "__main__":

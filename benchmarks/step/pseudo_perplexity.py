@@ -2,25 +2,22 @@
 
 The plain loop runs one masked copy at a time through the model as it is; minicons runs in the best of three batch
 sizes. All in fp32 have to give the same value; distill runs under bf16 autocast too, and its value is stated. Times are
-medians of interleaved rounds after one that warms up and is left out. Beside them stands what the matrix work allows:
-`floor` is distill's operations divided by the rate measured in the same run, `operations` how many the plain loop has
-for one of them.
+medians of interleaved rounds after one that warms up and is left out. The floor is distill's operations divided by the
+rate measured in the same run; `operations_of_plain` is how many the plain loop has for one of them.
 """
 
 import argparse
-import statistics
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForMaskedLM, BatchEncoding
 
-from benchmarks.common import save, title
-from benchmarks.step.objective import matrix_rate, peak_bytes, timed
+from benchmarks.common import Results
+from benchmarks.step.models import matrix_rate
+from benchmarks.step.objective import medians, peak_bytes, timed
 from distill.config.settings import (
     BackendConfig,
     EvaluateConfig,
@@ -43,8 +40,7 @@ NAME = "pseudo_perplexity"
 TOLERANCE = 1e-5  # relative, of the pseudo-perplexity
 
 
-@dataclass
-class Case:
+class Case(NamedTuple):
     """A model, how many rows it scores and which share of their positions."""
 
     name: str
@@ -55,26 +51,10 @@ class Case:
 CASES = [Case("bert-base", 1, 0.1), Case("bundled-teacher", 16, 0.1), Case("bundled-student", 16, 0.1)]
 
 
-@dataclass
-class Result:
-    """A case's table; everything by path."""
-
-    case: str
-    rows: int
-    length: int
-    positions: int
-    operations: dict[str, float]
-    floor_seconds: dict[str, float] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    peak_bytes: dict[str, int] = field(default_factory=dict)
-    value: dict[str, float] = field(default_factory=dict)
-    minicons_batch: int = 0
-
-
 class Problem:
     """The same positions of the same rows, scored in every way. Rows are random tokens: only the work matters."""
 
-    def __init__(self, case: Case, length: int, batch_size: int, device: str) -> None:
+    def __init__(self, case: Case, length: int, batch_size: int, device: torch.device) -> None:
         torch.manual_seed(0)
         teacher, self.tokenizer, _ = load_teacher(TeacherConfig(path="bundled_small"))
         assert teacher is not None and self.tokenizer is not None
@@ -90,7 +70,7 @@ class Problem:
         self.tokenizer.add_tokens([f"[further {number}]" for number in range(self.vocab - len(self.tokenizer))])
         masks = masked_lm(MASKING, self.tokenizer, np.ones(self.vocab, np.int64))
         settings = EvaluateConfig(pseudo_perplexity=PseudoPerplexityConfig(fraction=self.share, batch_size=batch_size))
-        scoring = Scoring(masks, self.tokenizer, settings, Single(BackendConfig(device=self.device)))
+        scoring = Scoring(masks, self.tokenizer, settings, Single(BackendConfig(device=device.type)))
         self.measure = SinglePass(scoring)
         random = np.random.default_rng(0)
         rows = random.choice(np.flatnonzero(masks.maskable), (case.rows, length)).astype(np.uint16)
@@ -115,7 +95,7 @@ class Problem:
         """As a run scores: laid out in the kernels of evaluation, which is part of the time."""
         formats = PrecisionConfig(evaluate=precision)
         with torch.inference_mode():
-            packed = pack_for_evaluation(self.model, formats, torch.device(self.device))
+            packed = pack_for_evaluation(self.model, formats, self.device)
             return self.measure.score(LanguageModel(packed, precision), self.data, lambda _: None).values[NAME]
 
     @cached_property
@@ -134,7 +114,7 @@ class Problem:
     def scorer(self) -> Any:
         from minicons.scorer import MaskedLMScorer
 
-        return MaskedLMScorer(self.model, self.device, tokenizer=self.tokenizer)
+        return MaskedLMScorer(self.model, self.device.type, tokenizer=self.tokenizer)
 
     def minicons(self, batch_size: int) -> float:
         """Its `compute_stats` on so many of its prepared copies at a time."""
@@ -143,13 +123,15 @@ class Problem:
             scores += self.scorer.compute_stats([batch])[0]
         return float(np.exp(-np.mean(scores)))
 
-    def paths(self, with_minicons: bool, result: Result) -> dict[str, Callable[[], float]]:
+    def paths(self, with_minicons: bool) -> tuple[dict[str, Callable[[], float]], int | None]:
+        """Every way to score, and the batch size that suits minicons."""
         paths: dict[str, Callable[[], float]] = {"plain": self.plain}
+        best = None
         if with_minicons:
             times = {size: timed(partial(self.minicons, size)) for size in MINICONS_BATCHES}
-            result.minicons_batch = min(times, key=times.__getitem__)
-            paths["minicons"] = partial(self.minicons, result.minicons_batch)
-        return paths | {"distill": partial(self.distill, "fp32"), "distill bf16": partial(self.distill, "bf16")}
+            best = min(times, key=times.__getitem__)
+            paths["minicons"] = partial(self.minicons, best)
+        return paths | {"distill": partial(self.distill, "fp32"), "distill bf16": partial(self.distill, "bf16")}, best
 
     def operations(self) -> dict[str, float]:
         """Operations of the matrix products: of the plain loop, and of distill."""
@@ -170,38 +152,18 @@ def random_model(family: str, **fields: Any) -> Any:
     return AutoModelForMaskedLM.from_config(AutoConfig.for_model(family, **fields), dtype=torch.float32)
 
 
-def measure(paths: dict[str, Callable[[], float]], result: Result, rounds: int) -> None:
-    """Fill in times and values, and refuse values in fp32 that differ."""
-    times: dict[str, list[float]] = {name: [] for name in paths}
+def measure(paths: dict[str, Callable[[], float]], rounds: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds and values of each; refuses values in fp32 that differ."""
+    values: dict[str, float] = {}
 
     def score(name: str) -> None:
-        result.value[name] = paths[name]()
+        values[name] = paths[name]()
 
-    for _ in range(rounds + 1):
-        for name, seconds in times.items():
-            seconds.append(timed(partial(score, name)))
-    result.seconds = {name: statistics.median(seconds[1:]) for name, seconds in times.items()}
+    seconds = medians({name: partial(score, name) for name in paths}, rounds)
     for name in paths.keys() - {"distill bf16"}:
-        difference = abs(result.value[name] / result.value["plain"] - 1)
-        assert difference <= TOLERANCE, f"{result.case}: {name} differs from the plain loop by {difference:.1e}"
-
-
-def show(result: Result) -> str:
-    ratio = result.operations["plain"] / result.operations["distill"]
-    lines = [
-        f"{result.case}: {result.positions} positions of {result.rows} rows of {result.length}, operations {ratio:.2f}"
-    ]
-    for name, seconds in result.seconds.items():
-        peers = [peer for peer in ("plain", "minicons") if peer in result.seconds]
-        against = "  ".join(f"{result.seconds[peer] / seconds:6.2f}x {peer}" for peer in peers)
-        floor = result.floor_seconds.get(name)
-        lines.append(
-            f"  {name:10s} {result.positions / seconds:8.1f} positions/s  {against}"
-            f"  {result.peak_bytes[name] / 2**20:6.0f} MiB  value {result.value[name]:.6g}"
-            f" ({result.value[name] / result.value['plain'] - 1:+.1e})"
-            + (f"  floor {result.positions / floor:.1f} positions/s" if floor else "")
-        )
-    return "\n".join(lines)
+        difference = abs(values[name] / values["plain"] - 1)
+        assert difference <= TOLERANCE, f"{name} differs from the plain loop by {difference:.1e}"
+    return seconds, values
 
 
 def has_minicons() -> bool:
@@ -213,10 +175,7 @@ def has_minicons() -> bool:
     return True
 
 
-def main() -> None:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the results here")
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cases", nargs="+", choices=[case.name for case in CASES])
     parser.add_argument("--rows", type=int, help="of every case, instead of its own number")
@@ -225,28 +184,36 @@ def main() -> None:
     parser.add_argument(
         "--batch-size", type=int, default=PseudoPerplexityConfig().batch_size, help="copies in one forward"
     )
-    options = parser.parse_args()
-    print(title())
-    with_minicons = has_minicons()
+
+
+def run(options: argparse.Namespace, results: Results) -> None:
+    device, with_minicons = torch.device("cuda" if torch.cuda.is_available() else "cpu"), has_minicons()
     rates = {"distill": matrix_rate(torch.float32, device), "distill bf16": matrix_rate(torch.bfloat16, device)}
-    print(", ".join(f"{name}: {rate / 1e9:.0f} GFLOP/s" for name, rate in rates.items()))
-    results = []
-    for case in CASES:
-        if options.cases and case.name not in options.cases:
-            continue
-        case = Case(case.name, options.rows or case.rows, options.share or case.share)
+    measured = []
+    for case in [case for case in CASES if not options.cases or case.name in options.cases]:
+        case = case._replace(rows=options.rows or case.rows, share=options.share or case.share)
         problem = Problem(case, options.length, options.batch_size, device)
-        result = Result(case.name, case.rows, options.length, len(problem.positions), problem.operations())
-        result.floor_seconds = {name: result.operations["distill"] / rate for name, rate in rates.items()}
-        paths = problem.paths(with_minicons, result)
-        measure(paths, result, options.rounds)
-        results.append((paths, result))
-    for paths, result in results:  # after all timing, since `peak_bytes` slows the allocator down
-        for name, path in paths.items():
-            result.peak_bytes[name] = peak_bytes(path, device)
-        print(show(result), flush=True)
-    save(options.json, [asdict(result) for _, result in results])
-
-
-if __name__ == "__main__":
-    main()
+        paths, batch = problem.paths(with_minicons)
+        measured.append((case, problem, paths, batch, *measure(paths, options.rounds)))
+    for case, problem, paths, batch, seconds, values in measured:  # after all timing: `peak_bytes` slows malloc down
+        count, operations = len(problem.positions), problem.operations()
+        for name in paths:
+            floor = {"of_the_floor": operations["distill"] / rates[name] / seconds[name]} if name in rates else {}
+            results.row(
+                case=case.name,
+                path=name,
+                rows=case.rows,
+                positions=count,
+                positions_per_second=count / seconds[name],
+                **{
+                    f"as_fast_as_{peer}": seconds[peer] / seconds[name]
+                    for peer in ("plain", "minicons")
+                    if peer in paths
+                },
+                **floor,
+                value=values[name],
+                differs=values[name] / values["plain"] - 1,
+                mib=peak_bytes(paths[name], device) / 2**20,
+                operations_of_plain=operations["plain"] / operations["distill"],
+                **({"batch": batch} if name == "minicons" else {}),
+            )

@@ -1,12 +1,12 @@
-"""The DistilBERT distributed-training benchmark at the scale of one machine: its seven rows, and the quality of each.
+"""The DistilBERT distributed-training benchmark at the scale of one machine: its rows, and the quality of each.
 
-    sudo python benchmarks/scaling/distilbert_benchmark.py           # emulated hosts; about 20 minutes on 2 cores
-    python benchmarks/scaling/distilbert_benchmark.py --loopback     # without root: 1 and 2 processes of this machine
+    sudo python -m benchmarks.distilbert            # emulated hosts; about 20 minutes on 2 cores
+    python -m benchmarks.distilbert --loopback      # without root: 1 and 2 processes of this machine
 
 Every row is a run of `python -m distill +recipe=distilbert_gutenberg` with the same global batch, so that all rows
 should end with the same student. A host stands for a node: one rank, a fixed share of a core, and a network where one
-connection reaches a quarter of the link. Tables: seconds of training by row; training loss, perplexity and
-pseudo-perplexity by epoch, for each evaluation set. `--figure FILE.png` draws the gain by hosts beside two lines of
+connection reaches a quarter of the link. A row has the seconds of training, and its file the training loss, perplexity
+and pseudo-perplexity by epoch, for each evaluation set. `--figure FILE.png` draws the gain by hosts beside two lines of
 linear scaling, one from the baseline and one from delayed sync: published scaling is super-linear against the first.
 """
 
@@ -14,15 +14,14 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import save, table
-from benchmarks.scaling.cluster import NETWORKS, Cluster
+from benchmarks.cluster import NETWORKS, Cluster
+from benchmarks.common import Results, parser_of
 
-MEASURES = {"Perplexity": "perplexity", "Pseudo-perplexity": "pseudo_perplexity"}
+MEASURES = ("perplexity", "pseudo_perplexity")
 MICRO_BATCHES = 48  # per step on all hosts, at the larger micro-batch: 12, 6, 3 are left for 4, 8, 16 hosts
 
 
@@ -85,39 +84,19 @@ def run(row: Row, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     return dict(json.loads((folder / "results.json").read_text()))
 
 
-def durations(rows: list[Row], results: list[dict[str, Any]]) -> str:
-    seconds = [result["training"]["seconds"] for result in results]
-    lines = []
-    for row, result, taken in zip(rows, results, seconds, strict=True):
-        speed = f"{result['training']['tokens_per_second']:.0f}"
-        lines.append([row.name, str(row.hosts), f"{taken:.0f}", f"{seconds[0] / taken:.2f}", speed, row.published])
-    return table(["row", "hosts", "training s", "times as fast", "tokens/s", "published min"], lines)
+def by_epoch(history: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """The training loss and each measure on each evaluation set, by epoch."""
+    found = {"loss_by_epoch": [line["loss"]["total"] for line in history]}
+    for measure in MEASURES:
+        for data in history[0][measure]:
+            found[f"{measure}_{data}_by_epoch"] = [line[measure][data] for line in history]
+    return found
 
 
-def by_epoch(rows: list[Row], results: list[dict[str, Any]], value: Callable[[dict[str, Any]], float]) -> str:
-    """One line per row, one column per epoch, of what `value` reads from a line of the history."""
-    lines = [
-        [row.name, str(row.hosts), *[f"{value(line):.4f}" for line in result["history"]]]
-        for row, result in zip(rows, results, strict=True)
-    ]
-    epochs = [f"epoch {i + 1}" for i in range(len(results[0]["history"]))]
-    return table(["row", "hosts", *epochs], lines)
-
-
-def print_quality(rows: list[Row], results: list[dict[str, Any]]) -> None:
-    """The tables by epoch: training loss, then each measure on each evaluation set."""
-    print(f"\nTraining loss\n\n{by_epoch(rows, results, lambda line: line['loss']['total'])}")
-    for title, measure in MEASURES.items():
-        for name in results[0]["history"][0][measure]:
-            values = by_epoch(rows, results, lambda line, measure=measure, name=name: line[measure][name])  # type: ignore[misc]
-            print(f"\n{title}, {name}\n\n{values}")
-
-
-def draw(rows: list[Row], results: list[dict[str, Any]], file: Path) -> None:
+def draw(rows: list[Row], seconds: list[float], file: Path) -> None:
     """How many times as fast as the baseline each row is, by hosts, beside linear scaling from either start."""
     from matplotlib.figure import Figure
 
-    seconds = [result["training"]["seconds"] for result in results]
     gains = [seconds[0] / taken for taken in seconds]
     delayed = next(i for i, row in enumerate(rows) if row.name == "delayed sync")
     figure = Figure(figsize=(5.6, 3.6), dpi=110, layout="constrained")
@@ -136,8 +115,8 @@ def draw(rows: list[Row], results: list[dict[str, Any]], file: Path) -> None:
     print(f"\ndrawn in {file}")
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main() -> None:
+    parser = parser_of(__doc__, "distilbert")
     parser.add_argument("--loopback", action="store_true", help="processes of this machine, no emulated hosts")
     parser.add_argument("--network", default="capped", choices=sorted(NETWORKS))
     parser.add_argument("--share", type=float, default=0.2, help="of a core, for each host")
@@ -148,23 +127,25 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--sets", default=sets, help="evaluation sets; those of the benchmark lie under $DISTILL_DATA")
     parser.add_argument("--figure", type=Path, help="a PNG of the gain by hosts")
     parser.add_argument("--folder", type=Path, default=Path("runs/distilbert_benchmark"))
-    parser.add_argument("--json", type=Path)
     parser.add_argument("overrides", nargs="*", help="further settings of every run, such as corpus.path=BOOKS")
-    return parser.parse_args()
-
-
-def main() -> None:
-    options = _options()
-    rows = LOOPBACK if options.loopback else EMULATED
-    results = []
+    options = parser.parse_args()
+    rows, results, seconds = LOOPBACK if options.loopback else EMULATED, Results(options.out), list[float]()
     for number, row in enumerate(rows):
-        results.append(run(row, options.folder.resolve() / str(number), options))
-        print(f"{row.name}: {results[-1]['training']['seconds']:.0f} s of training", file=sys.stderr, flush=True)
-    print(f"\nDurations\n\n{durations(rows, results)}")
-    print_quality(rows, results)
+        result = run(row, options.folder.resolve() / str(number), options)
+        seconds.append(result["training"]["seconds"])
+        results.row(
+            row=row.name,
+            hosts=row.hosts,
+            seconds=seconds[-1],
+            as_fast_as_first=seconds[0] / seconds[-1],
+            tokens_per_second=result["training"]["tokens_per_second"],
+            published_minutes=row.published,
+            loss=result["history"][-1]["loss"]["total"],
+            **by_epoch(result["history"]),
+        )
     if options.figure:
-        draw(rows, results, options.figure)
-    save(options.json, [{"row": row.name, "result": result} for row, result in zip(rows, results, strict=True)])
+        draw(rows, seconds, options.figure)
+    results.where()
 
 
 if __name__ == "__main__":

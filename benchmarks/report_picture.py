@@ -1,7 +1,7 @@
 """Pictures of pages that README and manual show: their tops, by a browser without a window.
 
-    python benchmarks/tools/report_picture.py runs/distilbert_gutenberg docs/images/distilbert_gutenberg.png
-    python benchmarks/tools/report_picture.py runs/distilbert_gutenberg-sweep docs/images/sweep.png
+    python benchmarks/report_picture.py runs/distilbert_gutenberg docs/images/distilbert_gutenberg.png
+    python benchmarks/report_picture.py runs/distilbert_gutenberg-sweep docs/images/sweep.png
 
 Needs Chromium or Chrome (Debian: apt-get install chromium). The colours are reduced to 64, which text and curves do not
 show, and the file is refused when it is larger than 200 kB.

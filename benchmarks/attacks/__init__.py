@@ -1,1 +1,0 @@
-"""Attacks on whole commands, by subject, and what came of each: `python benchmarks/attacks`."""

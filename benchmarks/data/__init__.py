@@ -1,1 +1,0 @@
-"""How fast sequences are prepared, loaded, and read from object storage."""

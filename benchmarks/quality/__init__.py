@@ -1,1 +1,0 @@
-"""How good students become, and how long that takes."""

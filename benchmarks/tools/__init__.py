@@ -1,1 +1,0 @@
-"""What measures nothing: the list of installed packages, and the manual's pictures."""
