@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_parts import QUICK, Part
-from distill.config.settings import PrecisionConfig
 
 ONE = "again"  # the same command as `single`
 # Settings of a quick run, by what it is for.
@@ -46,10 +45,6 @@ class Runs:
         part = self.part
         main_job = ("+recipe=distilbert_gutenberg", *part.sizes.run)
         ways = WAYS | GPU_WAYS if part.on_gpu else {name: WAYS[name] for name in FEWER}
-        if "deterministic" in PrecisionConfig.model_fields:
-            ways |= {f"deterministic{n}": ("precision.deterministic=true",) for n in ("", " again")}
-        else:
-            part.row("deterministic", note="no such setting")
         scores = self.way(MAIN, (*main_job, self.device)).get("scores") if part.on_gpu else None
         self.quick("single", ways.pop("single"))  # the others find its sequences
         with ThreadPoolExecutor(1) as beside, ThreadPoolExecutor(self.side_by_side) as pool:
@@ -58,8 +53,6 @@ class Runs:
             list(pool.map(self.quick, ways, ways.values()))
             if ONE in ways:
                 self.compare("same command twice", "single", ONE)
-            if "deterministic" in ways:
-                self.compare("deterministic twice", "deterministic", "deterministic again")
             texts = ("text=It was a dark and stormy [MASK].", f"device={part.device.type}")
             after = {"predict": ("predict", f"model={self.path('single')}", *texts)}
             score = (f"model={self.path('single')}", f"output={self.folder / 'scores'}", "evaluate.max_sequences=8")

@@ -302,7 +302,7 @@ def test_damaged_sequences_are_refused_by_name(hits: tuple[str, str], stored: So
 # Two preparations at once.
 
 SIGNALS = {
-    "none": (), "KILL": (signal.SIGKILL,), "TERM": (signal.SIGTERM,), "INT": (signal.SIGINT,),
+    "none": (), "KILL": (signal.SIGKILL,), "TERM": (signal.SIGTERM,), "HUP": (signal.SIGHUP,),
     "STOP": (signal.SIGSTOP,), "KILL both": (signal.SIGKILL,) * 2, "TERM and KILL": (signal.SIGTERM, signal.SIGKILL),
     "STOP and KILL": (signal.SIGSTOP, signal.SIGKILL),
 }  # fmt: skip

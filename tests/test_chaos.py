@@ -1,7 +1,7 @@
 """Whatever happens to a run at random moments, its student ends as that of an undisturbed one, bit for bit.
 
-As many events as DISTILL_FUZZ says befall it, by default a few: SIGKILL to one process or to all, SIGTERM, SIGHUP or
-SIGINT, SIGSTOP for a while, and SIGKILL followed by damage to a file of its folder.
+As many events as DISTILL_FUZZ says befall it, by default a few: SIGKILL to one process or to all, SIGTERM or SIGHUP,
+SIGSTOP for a while, and SIGKILL followed by damage to a file of its folder.
 """
 
 import random
@@ -23,7 +23,7 @@ SETTINGS = [
     f"train.steps={STEPS}", "train.log_every=1", "train.save_every=2", "evaluate.every_steps=20",
 ]  # fmt: skip
 # What a run may end with; a signal that comes before a handler is there, or after its last work, has Python's own.
-KILLED, STOPPED, UNHANDLED = {-9, 137, 4}, {129, 130, 143}, {-15, -1, -2}
+KILLED, STOPPED, UNHANDLED = {-9, 137, 4}, {129, 143}, {-15, -1}
 EARLY = 0.25  # the share of the events that come before the first step
 
 
@@ -80,7 +80,7 @@ def kill(process: Forked, folder: Path, draw: random.Random) -> Ended:
 
 
 def term(process: Forked, folder: Path, draw: random.Random) -> Ended:
-    send([process.pid], draw.choice([signal.SIGTERM, signal.SIGHUP, signal.SIGINT]))
+    send([process.pid], draw.choice([signal.SIGTERM, signal.SIGHUP]))
     return end(process)
 
 
