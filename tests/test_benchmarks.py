@@ -50,7 +50,7 @@ EXCHANGE = f"--width 64 --layers 1 --tokens 8 --accumulate 2 --megabytes 1 --rou
 SYNC = {"none", "distill window", "distill late", "distill every", "wrapper window", "wrapper every"}
 STEPS = "--shapes tiny,gpt2-tiny --accumulate 2 --rounds 1 --rows masked --only"
 PERPLEXITY = "perplexity --cases bundled-teacher --rows 1 --length 32 --rounds 1"
-PEERS = "--layers 0,2 --books BOOKS --length 16 --batch 2 --heldout 4 --rounds 1 --formats fp32 --quality 0.01"
+PEERS = "peers --teacher TEACHER --layers 0,2 --sequences 20 --length 16 --batch 2 --formats fp32 --quality 0.01"
 SMALL = [
     ("exchange.py", f"sync {EXCHANGE}", "sync", SYNC),
     ("exchange.py", f"rings {EXCHANGE} --rings 1,2", "rings", {"1", "2", "2 bf16"}),
@@ -59,24 +59,16 @@ SMALL = [
     ("step/__main__.py", f"plain {STEPS} fp32", "step", {"plain fp32", "distill fp32"}),
     ("step/__main__.py", "objective --shapes 32x200x16x16 --rounds 1", "path", {"plain", "fused", "compiled"}),
     ("step/__main__.py", PERPLEXITY, "path", {"plain", "distill", "distill bf16"}),
-    (
-        "step/__main__.py",
-        f"peers --teacher TEACHER {PEERS}",
-        "step",
-        {"distill fp32", "teacher", "student before training"},
-    ),
+    ("step/__main__.py", PEERS, "step", {"distill fp32", "teacher", "student before training"}),
     ("headline.py", "time --work RUNS --quick --turns 1", "recipe", {None, "example", "distill"}),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("script", "arguments", "column", "values"), SMALL, ids=lambda each: str(each)[:20])
+@pytest.mark.parametrize(("script", "arguments", "column", "values"), SMALL, ids=[each[1].split()[0] for each in SMALL])
 def test_a_script_in_small(script: str, arguments: str, column: str, values: set[Any], tmp_path: Path) -> None:
     places = {"BOOKS": library(tmp_path / "books", 3), "RUNS": tmp_path / "runs"}
-    if "TEACHER" in arguments:
-        places["TEACHER"] = save_model(tmp_path / "teacher", "llama", 3)
-        for part in ("train", "heldout"):
-            library(tmp_path / "books" / part, 1)
+    places["TEACHER"] = save_model(tmp_path / "teacher", "llama", 3)
     rows = run(script, tmp_path, *[str(places.get(word, word)) for word in arguments.split()])
     assert {row.get(column) for row in rows} - {"minicons"} == values
 
@@ -99,7 +91,6 @@ def test_rows_of_the_headline_have_settings_that_hold(name: str, tmp_path: Path)
     for settings in (row.student, row.baseline):
         both = row.both.replace("TEACHER", str(tmp_path))
         check(composed(f"+recipe={row.recipe}", "seed=1", *both.split(), *settings.split()))
-    assert not row.teacher or "TEACHER" in row.both
 
 
 @pytest.mark.slow
@@ -108,7 +99,6 @@ def test_a_row_of_the_headline_is_resumed_and_not_repeated(tmp_path: Path, monke
     settings = ["corpus.max_sequences=32", "corpus.sequence_length=32", "evaluate.max_sequences=8", "backend.threads=1"]
     command = ["headline.py", tmp_path, "rows", "small", "--seeds", "1", "--work", str(tmp_path / "runs"), *settings]
     (line,) = run(*command)
-    assert line["row"] == "small" and line["data"] == "heldout" and line["minutes"] > 0
     assert line["teacher"] < line["student"] < line["baseline"] and 0 < line["gap_closed"] < 1
     assert run(*command, "--seeds", "2", "--minutes", "0") == [line]
     rates = run(*command, "--rates", "1e-3,2e-3")
@@ -175,7 +165,6 @@ def test_the_plain_step_has_the_loss_and_gradient_of_the_objective(name: str, ro
 
 
 def test_what_is_timed_is_the_loop_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A benchmark with a loop of its own would go on to time what a run no longer does."""
     windows, ended, inner = [], [], loop.step
 
     def counted(training, window, *rest):
