@@ -190,7 +190,7 @@ def tests(part: Part) -> None:
     files = ["tests/test_gpu.py", *["tests/optim/test_lamb.py"] * part.on_gpu]
     command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-v", "-p", "no:cacheprovider", "-m", "gpu", *files]
     command += [] if part.on_gpu else ["-k", "gradients_are_those"]
-    environment = {**os.environ, "DISTILL_TEST_DEVICE": part.device.type}
+    environment = {**os.environ, "DISTILL_TEST_DEVICE": part.device.type, "COLUMNS": "400"}  # reasons in full
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
