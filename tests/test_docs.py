@@ -170,3 +170,6 @@ def test_scripts_that_pages_name_exist() -> None:
     for page in [*PAGES, ROOT / "README.md", ROOT / "SECURITY.md", folder / "README.md"]:
         for name in re.findall(r"\bbenchmarks/[a-z_/]+(?:\.py|\.yaml|\.c)\b", page.read_text()):
             assert (ROOT / name).is_file(), f"{page.name} names {name}"
+        for name in re.findall(r"\bbenchmarks\.([a-z_]+)", page.read_text()):
+            found = [*folder.glob(f"{name}.py"), *folder.glob(f"{name}/__main__.py")]
+            assert found or name == "md", f"{page.name} names {name}"
