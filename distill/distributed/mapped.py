@@ -6,8 +6,8 @@ model that is larger than the memory can be opened by each rank, which then touc
 
 import ctypes
 import mmap
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -48,26 +48,18 @@ def return_free_memory() -> None:
 
 
 @contextmanager
-def new_parameters(as_kept: Callable[[nn.Parameter], nn.Parameter]) -> Iterator[None]:
-    """Modules that are made while it is open have, for each of their parameters, what `as_kept` makes of it.
+def parameters_on_meta() -> Iterator[None]:
+    """Modules that are made while it is open have parameters without memory; their buffers are made as always."""
 
-    Their buffers are made as always.
-    """
-    register = nn.Module.register_parameter
+    def without_memory(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        made = None if parameter is None else nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+        REGISTER(module, name, made)
 
-    def kept(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        register(module, name, None if parameter is None else as_kept(parameter))
-
-    nn.Module.register_parameter = kept  # type: ignore[method-assign, assignment]
+    nn.Module.register_parameter = without_memory  # type: ignore[method-assign]
     try:
         yield
     finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
-
-
-def parameters_on_meta() -> AbstractContextManager[None]:
-    """Modules that are made while it is open have parameters without memory."""
-    return new_parameters(lambda parameter: nn.Parameter(parameter.to("meta"), parameter.requires_grad))
+        nn.Module.register_parameter = REGISTER  # type: ignore[method-assign]
 
 
 def new_parameters_take_memory() -> bool:

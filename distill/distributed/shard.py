@@ -5,11 +5,15 @@ the last norm) is made whole in the model's forward and stays so until the end o
 that is what lets losses over the vocabulary read the output embedding after the forward.
 """
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -36,7 +40,7 @@ def shard(
         storage: of the parts; None: that of the weights as they are.
         offload: the parts are in the memory of the host, and come to the device with each block.
 
-    Weights are in fp32 while they are whole, until `formats.compute_in` changes that.
+    Weights are in fp32 while they are whole, until `compute_in` changes that.
     """
     # Gradients are added up in fp32, whatever they are computed in.
     formats = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32)
@@ -141,3 +145,95 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
         return gradients
+
+
+# --- the plain model that a sharded one was
+
+
+def skeleton_of(model: Any) -> Any:
+    """A copy of a model that is not sharded yet, without memory for its parameters; ties between them are kept."""
+    return _with_parameters(model, lambda parameter: parameter.detach().to("meta"))
+
+
+def empty_copy(skeleton: Any) -> Any:
+    """Such a model with memory for its parameters, which are still to be read from somewhere."""
+    return _with_parameters(skeleton, lambda empty: torch.empty_like(empty, device="cpu"))
+
+
+def _with_parameters(model: Any, values_of: Callable[[Tensor], Tensor]) -> Any:
+    made = {id(each): nn.Parameter(values_of(each), each.requires_grad) for each in model.parameters()}
+    return copy.deepcopy(model, dict(made))  # which takes for a parameter what it finds under its id
+
+
+def put_together(model: nn.Module, skeleton: Any) -> Any | None:
+    """The model with the present weights, in the memory of rank 0's host; None on the others. All ranks call it.
+
+    The weights are gathered one after the other, so that a rank that keeps none never holds more than one of them
+    whole.
+    """
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    state = get_model_state_dict(model, options=options)
+    if not state:
+        return None
+    made = empty_copy(skeleton)
+    made.load_state_dict(state)
+    buffers = dict(made.named_buffers())
+    for name, buffer in model.named_buffers():  # those outside of the state too
+        buffers[name].copy_(buffer)
+    return made
+
+
+# --- the format in which a sharded model computes: `fully_shard` takes it once, and scoring has one of its own. What is
+# changed here are attributes that torch keeps to itself, the same in 2.11 to 2.13; a test fails where they are others.
+
+
+@contextmanager
+def without_gradients(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """While it is open no operation is recorded, and a sharded model computes in this format.
+
+    No gradients may be under way, and what is whole of a sharded model is given up before and after.
+    """
+    if not is_sharded(model):
+        with torch.inference_mode():
+            yield
+        return
+    with torch.no_grad():  # its parts are put together into tensors that training continues with
+        before = _formats(model)
+        compute_in(model, dtype)
+        try:
+            yield
+        finally:
+            _set_formats(model, before)
+
+
+def compute_in(model: nn.Module, dtype: torch.dtype) -> None:
+    """From now on the weights of a sharded model are of this format when they are whole."""
+    _set_formats(model, dict.fromkeys(_formats(model), dtype))
+
+
+def _formats(model: nn.Module) -> dict[Any, torch.dtype | None]:
+    return {module: module._get_fsdp_state()._mp_policy.param_dtype for module in sharded_modules(model)}
+
+
+def _set_formats(model: nn.Module, formats: dict[Any, torch.dtype | None]) -> None:
+    reshard(model)
+    for module, dtype in formats.items():
+        state: Any = module._get_fsdp_state()
+        if state._mp_policy.param_dtype == dtype:
+            continue
+        state._mp_policy = policy = replace(state._mp_policy, param_dtype=dtype)
+        for group in _groups(state):
+            group.mp_policy = policy
+            for parameter in group.fsdp_params:
+                parameter.mp_policy = policy
+                parameter.all_gather_outputs = []  # of the other format; they are made anew
+                with suppress(AttributeError):
+                    del parameter._unsharded_param
+            group._init_mp_dtypes()
+
+
+def _groups(state: Any) -> list[Any]:
+    """The groups of parameters of a sharded module; older releases of torch have one at most."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]

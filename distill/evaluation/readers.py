@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from distill.config.settings import PrecisionConfig
 from distill.distributed import Ranks
-from distill.distributed.formats import without_gradients
+from distill.distributed.shard import without_gradients
 from distill.models.blocks import in_evaluation_mode
 from distill.models.kernels.packed_linear import pack_for_evaluation
 from distill.models.language_model import LanguageModel, Outputs, OutputSpec, idle_forward

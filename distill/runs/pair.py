@@ -13,7 +13,7 @@ from distill.config.component import Component
 from distill.config.settings import Config
 from distill.data.batches import Batches
 from distill.distributed import Ranks
-from distill.distributed.gather import empty_copy, put_together
+from distill.distributed.shard import empty_copy, put_together
 from distill.evaluation.readers import MeanModel
 from distill.models.check import check_packing, check_positions, check_tokenizers, check_vocabulary, set_padding
 from distill.models.export_folder import try_export
@@ -25,7 +25,7 @@ from distill.models.teacher import teacher_path
 from distill.objective.build import bind_terms
 from distill.objective.terms import Term, VocabularyTerm
 from distill.runs.layer_search import Prediction, find_layers
-from distill.runs.setup import layers_are_open, shard_models, weights_on_disk, with_layers
+from distill.runs.setup import layers_are_open, shard_models, with_layers
 from distill.runs.tokenizers import (
     add_ends_of_answers,
     check_across_tokenizers,
@@ -113,7 +113,7 @@ class Pair(Teachers):
         """The student as one model, on rank 0 alone where it is sharded over ranks; all ranks call it."""
         if self.skeleton is None:
             return self.student
-        return put_together(self.student, self.skeleton, ranks.rank == 0)
+        return put_together(self.student, self.skeleton)
 
 
 def load_teachers(config: Config, task: Task, terms: dict[str, Term], ranks: Ranks) -> Teachers:
@@ -192,10 +192,9 @@ def new_student(config: Config, task: Task, teachers: Teachers, ranks: Ranks, re
     """The student as it starts, the same whenever it is made. Raises SettingError where it does not fit."""
     torch.manual_seed(config.seed)
     length, tokenizer = config.corpus.sequence_length, teachers.tokenizer
-    with weights_on_disk(ranks, config.student):
-        student = make_student(
-            config.student, teachers.first, tokenizer, length, task.kind, ranks.shards_student, reads_head
-        )
+    student = make_student(
+        config.student, teachers.first, tokenizer, length, task.kind, ranks.shards_student, reads_head
+    )
     check_vocabulary(student, "student", tokenizer)
     _check_sizes(teachers, student)
     set_padding(student, tokenizer)

@@ -1,7 +1,6 @@
 """The models as training runs them: their number format, sharded or whole on this rank's device, and their kernels."""
 
 import logging
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -10,9 +9,7 @@ from torch import nn
 from distill.config.settings import Config, PrecisionConfig, StudentConfig
 from distill.distributed import Ranks
 from distill.distributed.devices import keep_threads
-from distill.distributed.gather import skeleton_of
-from distill.distributed.shard import is_root
-from distill.distributed.weights_file import parameters_in_file
+from distill.distributed.shard import is_root, skeleton_of
 from distill.models.blocks import block_list, depth_of
 from distill.models.check import check_finite, check_model
 from distill.models.kernels.attention import use_batched_products
@@ -126,16 +123,6 @@ def shard_models(
     check_finite(student, "student", ranks)
     check_student(student, length, kinds[1])
     return skeleton
-
-
-def weights_on_disk(ranks: Ranks, settings: StudentConfig) -> AbstractContextManager[None]:
-    """Where a new student is to be sharded its weights are in a temporary file until then, and not in memory.
-
-    Args:
-        settings: of the student; saved weights and those of a teacher are in files already.
-    """
-    new = ranks.shards_student and (settings.is_new or settings.custom is not None)
-    return parameters_in_file() if new else nullcontext()
 
 
 def blocks_of(model: Any) -> tuple[list[torch.nn.Module], int]:

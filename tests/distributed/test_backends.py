@@ -1,9 +1,10 @@
-"""One body for all backends: gradients are in sync when they should be and not before, and counted; rings; refusals."""
+"""Every backend on one to three ranks: gradients for every split, exchanges and their formats, values, and refusals."""
 
 import importlib.util
 import math
 import sys
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from distributed import run_ranks
+from distributed import free_port, run_ranks
+from job import composed
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -21,11 +23,13 @@ from distill.distributed import GradientSync, RankLost, Ranks, bucket, join_rank
 from distill.distributed import ranks as messages
 from distill.distributed.ddp import Ddp
 from distill.distributed.rank_identity import refuse_differing_ranks, refuse_differing_settings
+from distill.runs.check import check
 from distill.runtime.errors import SettingError
 
 VOCABULARY, WIDTH = 11, 6
 ROWS = (8, 8, 3)  # of three steps; the last window is short, so that some ranks have no micro-batch in it
 HOROVOD = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
+OF_A_RANK = {"device": "cpu", "threads": 1, "timeout": 60.0}
 
 
 def make_model(seed: int) -> nn.Sequential:
@@ -41,243 +45,61 @@ def make_model(seed: int) -> nn.Sequential:
 def make_rows() -> list[list[tuple[Tensor, Tensor]]]:
     """Per step its rows: token ids and targets, [length] int64 each, between 1 and 9 of them."""
     random = torch.Generator().manual_seed(7)
-
-    def row() -> tuple[Tensor, Tensor]:
-        length = int(torch.randint(1, 10, (1,), generator=random))
-        ids, targets = torch.randint(0, VOCABULARY, (2, length), generator=random)
-        return ids, targets
-
-    return [[row() for _ in range(count)] for count in ROWS]
+    lengths = [[int(torch.randint(1, 10, (1,), generator=random)) for _ in range(count)] for count in ROWS]
+    return [[tuple(torch.randint(0, VOCABULARY, (2, n), generator=random)) for n in step] for step in lengths]
 
 
-def loss_of(model: nn.Module, rows: list[tuple[Tensor, Tensor]], num_targets: float) -> Tensor:
-    total = sum(cross_entropy(model(ids), targets, reduction="sum") for ids, targets in rows)
-    assert isinstance(total, Tensor)
-    return total / num_targets
+def num_targets(rows: list[tuple[Tensor, Tensor]]) -> int:
+    return sum(len(targets) for _, targets in rows)
+
+
+def loss_of(model: nn.Module, rows: list[tuple[Tensor, Tensor]], count: float) -> Tensor:
+    return torch.stack([cross_entropy(model(ids), targets, reduction="sum") for ids, targets in rows]).sum() / count
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
 
 
 def reference() -> tuple[dict[str, Tensor], list[float]]:
     """Weights after three steps of plain SGD on whole batches, in float64, and the loss of each step."""
     model, losses = make_model(1).double(), []
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
+    optimizer = optimizer_of(model)
     for rows in make_rows():
         optimizer.zero_grad()
-        loss = loss_of(model, rows, sum(len(targets) for _, targets in rows))
+        loss = loss_of(model, rows, num_targets(rows))
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
     return model.state_dict(), losses
 
 
-@dataclass
-class Outcome:
-    weights: dict[str, Tensor]
-    losses: list[float]
-    num_syncs: int
-    num_collectives: int
-    bytes_sent: int
-    inside: list[Tensor]  # the bucket after the first micro-batch of the first window, and before its end
+def train(ranks: Ranks, batch_rows: int) -> Any:
+    """Three steps; each rank takes every size-th micro-batch of `batch_rows` rows, the last one may be shorter.
 
-
-def train(ranks: Ranks, batch_rows: int) -> Outcome:
-    """Three steps; each rank takes every size-th micro-batch of `batch_rows` rows, the last one may be shorter."""
-    # Other weights on other ranks, which the ranks have to mend.
-    model = make_model(1 + ranks.rank)
-    sync = GradientSync(ranks, model)
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
-    before = replace(ranks.traffic)
-    losses: list[float] = []
-    inside: list[Tensor] = []
+    Gives weights, losses, the traffic, and the bucket of the first window after its first and its last micro-batch.
+    """
+    model = make_model(1 + ranks.rank)  # other weights on other ranks, which the ranks have to mend
+    sync, before = GradientSync(ranks, model), replace(ranks.traffic)
+    optimizer, losses, inside = optimizer_of(model), list[float](), list[list[float]]()
     for rows in make_rows():
-        batches = [rows[i : i + batch_rows] for i in range(0, len(rows), batch_rows)]
-        window = batches[ranks.rank :: ranks.size]
-        count = sum(len(targets) for batch in window for _, targets in batch)
-        num_targets = float(ranks.sum(torch.tensor(count)))
+        window = [rows[i : i + batch_rows] for i in range(0, len(rows), batch_rows)][ranks.rank :: ranks.size]
+        count = float(ranks.sum(torch.tensor(sum(map(num_targets, window)))))
         sync.zero()
         own = torch.zeros(1)
         for i, batch in enumerate(window):
             with sync.micro_batch(last=i == len(window) - 1):
-                loss = loss_of(model, batch, num_targets)
+                loss = loss_of(model, batch, count)
                 loss.backward()
             own += loss.detach()
             if not losses and i in (0, len(window) - 1):
-                inside.append(sync.gradients.clone())
+                inside.append(sync.gradients.tolist())
         stats = sync.all_reduce_gradients(own)
         assert stats is not None
         losses.append(float(stats))
         optimizer.step()
-    after = ranks.traffic
-    return Outcome(
-        model.state_dict(),
-        losses,
-        after.num_syncs - before.num_syncs,
-        after.num_collectives - before.num_collectives,
-        after.bytes_sent - before.bytes_sent,
-        inside,
-    )
-
-
-SEVERAL = [
-    (1, torch.float64),
-    (3, torch.uint8),
-    (0, torch.float32),
-    (2, torch.bfloat16),
-    (9, torch.int64),
-    (5, torch.float16),
-]
-
-
-def body(settings: BackendConfig) -> dict[str, Any]:
-    """What every backend has to do, on one rank."""
-    ranks = join_ranks(settings)
-    results: dict[str, Any] = {"info": (ranks.rank, ranks.size, ranks.local_rank, ranks.local_size)}
-    for sync in ("window", "every"):
-        ranks.settings = settings.changed(sync=sync)
-        for batch_rows in (4, 2, 1):
-            results[f"train/{sync}/{batch_rows}"] = train(ranks, batch_rows)
-    rank, mine = ranks.rank, torch.full((2, 3), ranks.rank + 1 / 3, dtype=torch.float64)
-    results["sum"] = ranks.sum(mine)
-    results["untouched"] = bool((mine == rank + 1 / 3).all())
-    results["integers"] = ranks.sum(torch.tensor([2**40 + rank, rank]))
-    results["tensor"] = ranks.broadcast(torch.tensor([rank + 0.5], dtype=torch.bfloat16))
-    results["object"] = ranks.broadcast({"rank": rank, "text": "x" * (10 if rank == 0 else 99)})
-    results["several"] = [torch.full((n,), rank + n, dtype=dtype) for n, dtype in SEVERAL]
-    whole, messages.MESSAGE = messages.MESSAGE, 24  # bytes: some tensors share a message, one takes several
-    ranks.broadcast_all(results["several"])
-    messages.MESSAGE = whole
-    results["gathered"] = ranks.gather({"rank": rank, "text": "é" * rank})
-    for name, identity in {"alike": {"seed": 1}, "differing": {"seed": min(rank, 1), "corpus.digest": "a"}}.items():
-        try:
-            refuse_differing_ranks(identity, ranks)
-        except SettingError as error:
-            results[name] = str(error)
-    for name, given in {
-        "same settings": {"corpus": {"path": str(rank)}},
-        "other settings": {"evaluate": {"every_steps": 3 + min(rank, 1)}},
-    }.items():
-        try:
-            refuse_differing_settings(given, ranks)
-        except SettingError as error:
-            results[name] = str(error)
-    ranks.barrier()
-    results["rings"], results["engine"] = ranks.rings, ranks.engine
-    try:
-        GradientSync(ranks, make_model(0).double())
-    except ValueError as error:
-        results["refused"] = str(error)
-    bucket.SEGMENT = 40  # elements: the embedding's gradient and that of the layer are two segments now
-    for sync in ("every", "window"):
-        ranks.settings = ranks.settings.changed(sync=sync)
-        results[f"segments/{sync}"] = train(ranks, 1)
-    results["early"] = early(ranks)
-    model = make_model(0)
-    sync = GradientSync(ranks, model)
-    model.zero_grad(set_to_none=True)
-    try:
-        sync.all_reduce_gradients()
-    except RuntimeError as error:
-        results["lost"] = str(error)
-    ranks.close()
-    return results
-
-
-def early(ranks: Ranks) -> list[int]:
-    """Segments under way after each of two micro-batches of a window, after one without overlap, and at the end."""
-    model = make_model(1)
-    sync = GradientSync(ranks, model)
-    sync.zero()
-    counts = []
-    for last in (False, True):
-        with sync.micro_batch(last):
-            loss_of(model, make_rows()[0][:1], 1.0).backward()
-        counts.append(len(sync._under_way))
-    sync.all_reduce_gradients()
-    with sync.micro_batch(last=True, overlap=False):
-        loss_of(model, make_rows()[0][:1], 1.0).backward()
-    counts.append(len(sync._under_way))
-    sync.all_reduce_gradients()
-    return [*counts, len(sync._under_way)]
-
-
-CASES = [
-    pytest.param((1, BackendConfig(name="single")), id="single"),
-    pytest.param((2, BackendConfig(name="ddp", timeout=60.0)), id="ddp"),
-    pytest.param((2, BackendConfig(name="ddp", rings=2, timeout=60.0)), id="ddp-2-rings"),
-    pytest.param((3, BackendConfig(name="ddp", rings=4, timeout=60.0)), id="ddp-3-ranks-4-rings"),
-    pytest.param((2, BackendConfig(name="ddp", collective="plug_in:counting", timeout=60.0)), id="ddp-plug-in"),
-    pytest.param((2, BackendConfig(name="horovod", timeout=60.0)), id="horovod", marks=HOROVOD),
-    pytest.param((2, BackendConfig(name="horovod", rings=2, timeout=60.0)), id="horovod-2-rings", marks=HOROVOD),
-]
-
-
-@pytest.fixture(scope="module", params=CASES)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[BackendConfig, list[Any]]:
-    size, settings = request.param
-    settings = settings.changed(device="cpu", threads=1)
-    if size == 1:
-        return settings, [body(settings)]
-    return settings, run_ranks(size, tmp_path_factory.mktemp("ranks"), body, settings)
-
-
-def test_every_split_gives_the_same_weights_and_losses(case: tuple[BackendConfig, list[Any]]) -> None:
-    weights, losses = reference()
-    for ranks in case[1]:
-        for sync in ("window", "every"):
-            for batch_rows in (4, 2, 1):
-                outcome = ranks[f"train/{sync}/{batch_rows}"]
-                assert outcome.losses == pytest.approx(losses, rel=1e-5)
-                for name, value in weights.items():
-                    torch.testing.assert_close(outcome.weights[name].double(), value.double(), rtol=1e-5, atol=1e-6)
-
-
-def test_ranks_end_with_identical_weights(case: tuple[BackendConfig, list[Any]]) -> None:
-    first, *others = case[1]
-    for other in others:
-        for key in (key for key in first if key.startswith("train/")):
-            for name, value in first[key].weights.items():
-                assert torch.equal(value, other[key].weights[name]), (key, name)
-
-
-def test_gradients_are_in_sync_when_they_should_be_and_not_before(case: tuple[BackendConfig, list[Any]]) -> None:
-    first, *others = case[1]
-    for other in others:
-        window, other_window = (ranks["train/window/1"].inside for ranks in (first, other))
-        assert not any(torch.equal(a, b) for a, b in zip(window, other_window, strict=True))
-        every, other_every = (ranks["train/every/1"].inside for ranks in (first, other))
-        assert torch.equal(every[0], other_every[0])
-        # The exchange of the last micro-batch is that of `sum_gradients`.
-        assert not torch.equal(every[1], other_every[1])
-
-
-def test_exchanges_are_counted(case: tuple[BackendConfig, list[Any]]) -> None:
-    results = case[1]
-    size = len(results)
-    for ranks in results:
-        stripes = ranks["rings"]
-        for batch_rows in (4, 2, 1):
-            window, every = ranks[f"train/window/{batch_rows}"], ranks[f"train/every/{batch_rows}"]
-            if size == 1:
-                assert (window.num_syncs, window.num_collectives, window.bytes_sent) == (0, 0, 0)
-                continue
-            # Per step one exchange, and one call for the counts.
-            assert (window.num_syncs, window.num_collectives) == (3, 3 * stripes + 3)
-            assert window.bytes_sent == 3 * (4 * padded_size() + 8)
-            # One exchange per micro-batch of the rank that has most of them.
-            most = sum(math.ceil(math.ceil(rows / batch_rows) / size) for rows in ROWS)
-            assert (every.num_syncs, every.num_collectives) == (most, most * stripes + 3)
-
-
-def test_the_exchange_begins_during_the_last_backward(case: tuple[BackendConfig, list[Any]]) -> None:
-    """In segments, and with the same result; a rank without a micro-batch joins in all the same."""
-    weights, losses = reference()
-    for ranks in case[1]:
-        for sync in ("window", "every"):
-            outcome = ranks[f"segments/{sync}"]
-            assert outcome.losses == pytest.approx(losses, rel=1e-5)
-            for name, value in weights.items():
-                torch.testing.assert_close(outcome.weights[name].double(), value.double(), rtol=1e-5, atol=1e-6)
-        # Embedding and stats are the last segment, which `sum` starts.
-        assert ranks["early"] == ([0, 1, 0, 0] if len(case[1]) > 1 else [0, 0, 0, 0])
+    traffic = {name: value - getattr(before, name) for name, value in vars(ranks.traffic).items()}
+    return SimpleNamespace(weights=model.state_dict(), losses=losses, inside=inside, **traffic)
 
 
 def padded_size() -> int:
@@ -286,35 +108,177 @@ def padded_size() -> int:
     return sum((size + 15) // 16 * 16 for size in sizes) + 64
 
 
-def test_sum_broadcast_and_rank_info(case: tuple[BackendConfig, list[Any]]) -> None:
-    size = len(case[1])
-    triangle = size * (size - 1) // 2
-    for rank, ranks in enumerate(case[1]):
-        assert ranks["info"] == (rank, size, rank, size)
-        assert ranks["untouched"]
-        assert ranks["sum"].dtype == torch.float64
-        torch.testing.assert_close(ranks["sum"], torch.full((2, 3), triangle + size / 3, dtype=torch.float64))
-        assert ranks["integers"].tolist() == [size * 2**40 + triangle, triangle]
-        assert ranks["tensor"].item() == 0.5 and ranks["tensor"].dtype == torch.bfloat16
-        assert [tensor.tolist() for tensor in ranks["several"]] == [[n] * n for n, _ in SEVERAL]
-        assert ranks["object"] == {"rank": 0, "text": "x" * 10}
-        assert ranks["gathered"] == [{"rank": rank, "text": "é" * rank} for rank in range(size)]
-        assert "alike" not in ranks and "same settings" not in ranks, "paths may differ"
-        if size > 1:
-            others = f" (and {size - 2} more ranks differ)" if size > 2 else ""
-            assert ranks["differing"].startswith(
-                f"rank 1 would train something else than rank 0{others}: seed is 1 there and 0 on rank 0:"
-            )
-            assert "evaluate.every_steps is 4 there and 3 on rank 0" in ranks["other settings"]
-        assert "float64" in ranks["refused"] and "set_to_none" in ranks["lost"]
+def assert_reference(outcome: Any, near: float = 1e-5) -> None:
+    weights, losses = reference()
+    assert outcome.losses == pytest.approx(losses, rel=near)
+    for name, value in weights.items():
+        torch.testing.assert_close(outcome.weights[name].double(), value.double(), rtol=5 * near, atol=near)
 
 
-def test_rings_in_force(case: tuple[BackendConfig, list[Any]]) -> None:
-    settings, results = case
-    for ranks in results:
-        assert ranks["rings"] == settings.rings
-        if settings.rings == 2:
-            assert "2" in ranks["engine"]
+# --- what every backend has to do, on one rank
+
+
+def on_a_rank(settings: BackendConfig) -> tuple[int, str]:
+    ranks = join_ranks(settings)
+    for sync in ("window", "every"):
+        ranks.settings = settings.changed(sync=sync)
+        for batch_rows in (4, 2, 1):
+            check_training(ranks, train(ranks, batch_rows), batch_rows)
+    check_values(ranks)
+    check_refusals(ranks)
+    ranks.barrier()
+    bucket.SEGMENT = 40  # elements: the embedding's gradient and that of the layer are two segments now
+    for sync in ("every", "window"):
+        ranks.settings = settings.changed(sync=sync)
+        assert_reference(train(ranks, 1))
+    # Embedding and stats are the last segment, which `all_reduce_gradients` starts.
+    assert exchanged_early(ranks) == ([0, ranks.stripes, 0] if ranks.size > 1 else [0, 0, 0])
+    ranks.close()
+    return ranks.rings, ranks.engine
+
+
+def check_training(ranks: Ranks, found: Any, batch_rows: int) -> None:
+    """The reference's weights; gradients in sync when they should be and not before; the exchanges are counted."""
+    assert_reference(found)
+    first, *others = ranks.gather({name: value.tolist() for name, value in found.weights.items()})
+    assert all(other == first for other in others), "bitwise"
+    if ranks.size == 1:
+        assert (found.num_syncs, found.num_collectives, found.bytes_sent) == (0, 0, 0)
+        return
+    every = ranks.settings.sync == "every"
+    first, *others = ranks.gather(found.inside if batch_rows == 1 else [])
+    for other in others if batch_rows == 1 else ():
+        assert (other[0] == first[0]) == every
+        assert other[1] != first[1], "the exchange of the last micro-batch is that of `all_reduce_gradients`"
+    # One exchange a step, or one for each micro-batch of the rank that has most; and one call for a step's counts.
+    most = sum(math.ceil(math.ceil(rows / batch_rows) / ranks.size) for rows in ROWS) if every else len(ROWS)
+    assert (found.num_syncs, found.num_collectives) == (most, most * ranks.rings + len(ROWS))
+    assert found.bytes_sent == most * 4 * padded_size() + 8 * len(ROWS)
+
+
+def check_values(ranks: Ranks) -> None:
+    rank, size = ranks.rank, ranks.size
+    triangle, mine = size * (size - 1) // 2, torch.full((2, 3), rank + 1 / 3, dtype=torch.float64)
+    torch.testing.assert_close(ranks.sum(mine), torch.full((2, 3), triangle + size / 3, dtype=torch.float64))
+    assert (mine == rank + 1 / 3).all(), "the input stays"
+    assert ranks.sum(torch.tensor([2**40 + rank, rank])).tolist() == [size * 2**40 + triangle, triangle]
+    assert ranks.broadcast(torch.tensor([rank + 0.5], dtype=torch.bfloat16)).item() == 0.5
+    assert ranks.broadcast({"rank": rank, "text": "x" * (10 if rank == 0 else 99)}) == {"rank": 0, "text": "x" * 10}
+    assert ranks.gather({"rank": rank, "text": "é" * rank}) == [{"rank": n, "text": "é" * n} for n in range(size)]
+    types = {1: torch.float64, 3: torch.uint8, 0: torch.float32, 2: torch.bfloat16, 9: torch.int64, 5: torch.float16}
+    several = [torch.full((n,), rank + n, dtype=dtype) for n, dtype in types.items()]
+    whole, messages.MESSAGE = messages.MESSAGE, 24  # bytes: some tensors share a message, one takes several
+    ranks.broadcast_all(several)
+    messages.MESSAGE = whole
+    assert [tensor.tolist() for tensor in several] == [[n] * n for n in types]
+
+
+def check_refusals(ranks: Ranks) -> None:
+    """Ranks that would train something else are named, on all ranks; misuse of the bucket is an error."""
+    second = min(ranks.rank, 1)
+    refuse_differing_ranks({"seed": 1}, ranks)
+    refuse_differing_settings({"corpus": {"path": str(ranks.rank)}}, ranks)  # paths may differ
+    if ranks.size > 1:
+        more = f" (and {ranks.size - 2} more ranks differ)" if ranks.size > 2 else ""
+        with pytest.raises(SettingError) as error:
+            refuse_differing_ranks({"seed": second, "corpus.digest": "a"}, ranks)
+        assert f"rank 1 would train something else than rank 0{more}: seed is 1 there and 0 on" in str(error.value)
+        with pytest.raises(SettingError, match=r"evaluate\.every_steps is 4 there and 3 on rank 0"):
+            refuse_differing_settings({"evaluate": {"every_steps": 3 + second}}, ranks)
+    with pytest.raises(ValueError, match="float64"):
+        GradientSync(ranks, make_model(0).double())
+    model = make_model(0)
+    sync = GradientSync(ranks, model)
+    model.zero_grad(set_to_none=True)
+    with pytest.raises(RuntimeError, match="set_to_none"):
+        sync.all_reduce_gradients()
+
+
+def exchanged_early(ranks: Ranks) -> list[int]:
+    """Calls that have begun after each of two micro-batches of a window, and after one without overlap."""
+    model, counts = make_model(1), []
+    sync = GradientSync(ranks, model)
+    sync.zero()
+    for last, overlap in ((False, True), (True, True), (True, False)):
+        before = ranks.traffic.num_collectives
+        with sync.micro_batch(last, overlap):
+            loss_of(model, make_rows()[0][:1], 1.0).backward()
+        counts.append(ranks.traffic.num_collectives - before)
+        if last:
+            sync.all_reduce_gradients()
+    return counts
+
+
+CASES = [
+    pytest.param(1, {"name": "single"}, id="single"),
+    pytest.param(2, {"name": "ddp"}, id="ddp"),
+    pytest.param(3, {"name": "ddp", "rings": 4}, id="ddp-3-ranks-4-rings"),
+    pytest.param(2, {"name": "ddp", "collective": "plug_in:counting"}, id="ddp-plug-in"),
+    pytest.param(2, {"name": "horovod"}, id="horovod", marks=HOROVOD),
+    pytest.param(2, {"name": "horovod", "rings": 2}, id="horovod-2-rings", marks=HOROVOD),
+]
+
+
+@pytest.mark.parametrize(("size", "settings"), CASES)
+def test_every_backend(size: int, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "calls").mkdir()
+    monkeypatch.setenv("PLUG_IN_LOG", str(tmp_path / "calls"))
+    for rings, engine in run_ranks(size, tmp_path, on_a_rank, BackendConfig(**settings, **OF_A_RANK)):
+        assert rings == settings.get("rings", 1)
+        assert rings == 1 or str(rings) in engine
+    calls = [Counter(path.read_text().splitlines()) for path in (tmp_path / "calls").iterdir()]
+    if "collective" in settings:  # all went through it
+        assert calls[0] == calls[1] and calls[0][f"allreduce torch.float32 {padded_size()}"] > 20
+        assert {call.split()[1] for call in calls[0]} >= {"torch.float32", "torch.float64", "torch.int64"}
+
+
+# --- gradients in 16 bits on the wire
+
+ABOVE_ONE = {"bf16": 2**-7, "fp16": 2**-10}  # the first number above 1, minus 1
+SMALL = 3.3e-7  # below what fp16 holds with all its digits
+
+
+def compressed(settings: BackendConfig) -> None:
+    """Close to the reference with half the bytes, and what each format loses."""
+    ranks, format = join_ranks(settings), settings.compression
+    outcome = train(ranks, 1)
+    assert_reference(outcome, {"bf16": 1e-2, "fp16": 1e-3}[format])
+    assert outcome.bytes_sent == 3 * (2 * (padded_size() - 64) + 4 * 64 + 8)
+    sync = GradientSync(ranks, make_model(0))
+
+    def exchanged(value: float, stat: float = 1.0) -> tuple[float, float, float]:
+        """The sum of gradients that are `value` everywhere: its least and largest, and the stat beside them."""
+        sync.zero()
+        sync.gradients.fill_(value)
+        stats = sync.all_reduce_gradients(torch.tensor([stat]))
+        assert stats is not None and sync.gradients.dtype == torch.float32
+        return float(sync.gradients.min()), float(sync.gradients.max()), float(stats)
+
+    spacing = ABOVE_ONE[format]
+    assert exchanged(1 + spacing) == (2 + 2 * spacing, 2 + 2 * spacing, 2.0)
+    assert exchanged(1 + spacing / 4, 70_001.0) == (2.0, 2.0, 140_002.0), "counts and losses stay exact"
+    small = exchanged(SMALL)
+    assert small[0] == small[1] == pytest.approx(2 * SMALL, rel=spacing)
+    # 65 is too much for fp16, and infinite on all ranks, so that all of them skip the step.
+    large = 65.0 if format == "bf16" else math.inf
+    assert exchanged(30.0 + 5.0 * ranks.rank)[:2] == (large, large)
+    ranks.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "rings", "format"),
+    [
+        ("ddp", 2, "bf16"),
+        pytest.param("horovod", 2, "bf16", marks=HOROVOD),
+        ("ddp", 1, "fp16"),
+        pytest.param("horovod", 1, "fp16", marks=HOROVOD),  # its own ring
+    ],
+)
+def test_16_bits_on_the_wire(name: str, rings: int, format: str, tmp_path: Path) -> None:
+    run_ranks(2, tmp_path, compressed, BackendConfig(name=name, rings=rings, compression=format, **OF_A_RANK))
+
+
+# --- ranks that are lost, and groups that are left
 
 
 def uneven(settings: BackendConfig) -> None:
@@ -328,8 +292,7 @@ def uneven(settings: BackendConfig) -> None:
 
 
 def test_a_lost_rank_is_an_error_and_no_endless_wait(tmp_path: Path) -> None:
-    settings = BackendConfig(name="ddp", device="cpu", threads=1, timeout=60.0)
-    assert run_ranks(2, tmp_path, uneven, settings) == [None, None], "both have ended by themselves"
+    assert run_ranks(2, tmp_path, uneven, BackendConfig(name="ddp", **OF_A_RANK)) == [None, None]
 
 
 def test_one_process_leaves_its_group_after_an_error_too() -> None:
@@ -340,42 +303,75 @@ def test_one_process_leaves_its_group_after_an_error_too() -> None:
         assert not dist.is_initialized()
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"name": "mpi"}, ["backend.name=mpi", "'single', 'ddp', 'fsdp' or 'horovod'"]),
-        ({"rings": "many"}, ["backend.rings=many", "integer"]),
-        ({"rings": 0}, ["backend.rings=0"]),
-        ({"rings": 4}, ["backend.rings=4", "one process"]),
-        ({"sync": "never"}, ["backend.sync=never", "'window' or 'every'"]),
-        ({"compression": "fp8"}, ["backend.compression=fp8", "'none', 'bf16' or 'fp16'"]),
-        ({"compression": "bf16"}, ["backend.compression=bf16", "one process"]),
-        ({"timeout": 0.0}, ["backend.timeout=0"]),
-        ({"processes": 2}, ["backend.processes=2", "ddp, fsdp or horovod"]),
-        ({"threads": 0}, ["backend.threads=0"]),
-        ({"device": "gpu"}, ["backend.device=gpu", "cuda"]),
-        ({"device": "cuda:99"}, ["backend.device=cuda:99", "GPU"]),
-    ],
-)
-def test_bad_settings_are_refused_in_one_line(settings: dict[str, Any], words: list[str]) -> None:
-    with pytest.raises(SettingError) as caught:
-        join_ranks(parse(BackendConfig, settings, "backend"))
-    message = str(caught.value)
-    assert "\n" not in message and all(word in message for word in words), message
-
-
-def test_single_refuses_to_be_one_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(SettingError, match="torchrun started 2 processes"):
-        join_ranks(BackendConfig())
-    with pytest.raises(SettingError, match=r"backend\.processes=3: torchrun started 2"):
-        join_ranks(BackendConfig(name="ddp", processes=3))
-
-
 @pytest.mark.parametrize(("device", "stripes"), [("cpu", 4), ("cuda", 1)])
 def test_nccl_gets_each_segment_whole(device: str, stripes: int) -> None:
     assert Ddp.stripes.fget(SimpleNamespace(device=torch.device(device), rings=4)) == stripes  # type: ignore[attr-defined]
+
+
+# --- refusals
+
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "environment", "line"),
+    [
+        ({"rings": 4}, {}, "backend.rings=4: one process"),
+        ({"compression": "bf16"}, {}, "backend.compression=bf16: one process"),
+        ({"processes": 2}, {}, "backend.processes=2: "),
+        ({"hosts": "a:2"}, {}, "backend.hosts=a:2: "),
+        ({"device": "cuda:99"}, {}, "backend.device=cuda:99: device 99, but torch sees"),
+        ({"collective": "gloo"}, {}, "backend.collective=gloo: "),
+        ({"name": "horovod", "collective": "gloo"}, {}, "backend.collective=gloo: "),
+        (
+            {"name": "fsdp", "offload_teacher": True, "device": "cpu"},
+            {},
+            "backend.offload_teacher=true with backend.dev",
+        ),
+        ({}, TORCHRUN, "backend.name=single: torchrun started 2 processes"),
+        ({"name": "ddp", "processes": 3}, TORCHRUN, "backend.processes=3: torchrun started 2"),
+        pytest.param(
+            {"name": "horovod", "compression": "bf16", "device": "cpu"},
+            {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"},
+            "backend.compression=bf16: Horovod's own allreduce",
+            marks=HOROVOD,
+        ),
+    ],
+)
+def test_what_a_backend_cannot_do(
+    settings: dict[str, Any], environment: dict[str, str], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in TORCHRUN.keys() | environment.keys():
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SettingError) as error:
+        join_ranks(parse(BackendConfig, settings, "backend"))
+    assert str(error.value).startswith(line) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "setting", "cure"),
+    [
+        ("backend=ddp backend.shard_student=true", "backend.shard_student", "set backend=fsdp"),
+        ("backend=ddp backend.shard_teacher=false", "backend.shard_teacher", "set backend=fsdp"),
+        ("backend=ddp backend.offload_teacher=true", "backend.offload_teacher", "set backend=fsdp"),
+        ("backend=fsdp backend.offload_teacher=true backend.shard_teacher=false", "backend.offload_teacher", "without"),
+        ("backend=fsdp optimizer.clip_each_rank=true", "optimizer.clip_each_rank", "choose backend=ddp"),
+        ("backend=fsdp backend.compression=bf16", "backend.compression", "or backend.shard_student=false"),
+        ("backend=fsdp backend.rings=2", "backend.rings", "or backend.shard_student=false"),
+        ("backend=fsdp backend.offload_teacher=true backend.device=cuda", "", ""),
+        ("backend=fsdp backend.shard_student=false backend.compression=bf16 backend.rings=2", "", ""),
+    ],
+)
+def test_what_sharded_models_cannot_have(arguments: str, setting: str, cure: str) -> None:
+    recipe = ["+recipe=distilbert_gutenberg", "teacher=pretrained", "teacher.path=x"]
+    if not setting:
+        check(composed(*recipe, *arguments.split()))
+        return
+    with pytest.raises(SettingError) as error:
+        check(composed(*recipe, *arguments.split()))
+    assert error.value.setting == setting and cure in error.value.cure
 
 
 def test_missing_horovod_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,9 +381,21 @@ def test_missing_horovod_names_the_command(monkeypatch: pytest.MonkeyPatch) -> N
         join_ranks(BackendConfig(name="horovod"))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
-def test_horovod_refuses_bf16_on_its_own_ring(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOROVOD_RANK", "0")
-    monkeypatch.setenv("HOROVOD_SIZE", "2")
-    with pytest.raises(SettingError, match="bfloat16"):
-        join_ranks(BackendConfig(name="horovod", compression="bf16", device="cpu"))
+ENGINES = {  # that torch does not start, with what a run says of them
+    "plug_in:broken": "broken: there is no such network card; give NAME, or MODULE:NAME",
+    "no_such_package.part:smddp": "No module named 'no_such_package'; give",
+    "smddp": "Unknown",
+}
+
+
+def refused_engines(ports: list[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for (engine, why), port in zip(ENGINES.items(), ports, strict=True):
+            patch.setenv("MASTER_PORT", str(port))
+            with pytest.raises(SettingError) as error:
+                join_ranks(BackendConfig(name="ddp", collective=engine, **OF_A_RANK))
+            assert str(error.value).startswith(f"backend.collective={engine} does not start: {why}")
+
+
+def test_an_engine_that_does_not_start(tmp_path: Path) -> None:
+    run_ranks(2, tmp_path, refused_engines, [free_port() for _ in ENGINES])

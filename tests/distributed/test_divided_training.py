@@ -1,4 +1,4 @@
-"""A student that is divided between ranks is that of one process: every family, exchanges, checkpoints."""
+"""A student that is sharded over ranks is that of one process: families, exchanges, resumes, models of one's own."""
 
 import copy
 from collections import Counter
@@ -10,11 +10,16 @@ import torch
 import torch.distributed as dist
 from distributed import run_ranks
 from families import without_dropout
+from own_models import Convolutions
+from safetensors.torch import save_model
 from tiny import Fit, assert_close, make_rows, make_tokenizer, objective_config, plain_sgd, weights_of
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from distill.config.settings import BackendConfig, OptimizerConfig, TrainConfig
-from distill.distributed import join_ranks
-from distill.distributed.shard import sharded_modules, whole
+from distill.distributed import gradient_sync, join_ranks
+from distill.distributed.shard import empty_copy, put_together, sharded_modules, skeleton_of, whole
+from distill.models.loaded import load_weights
 from distill.optim.optimizers.lamb import Lamb
 from distill.runs.setup import blocks_of
 
@@ -60,11 +65,10 @@ def fit_of(folder: Path, case: str, ranks: Any = None, **settings: Any) -> Fit:
     length = TrainConfig(
         batch_size=1 if size > 1 else 8, accumulate=8 // size if size > 1 else 1, epochs=1, save_every=1, keep=9
     )
-    fit = Fit(
+    return Fit(
         folder, make_tokenizer(), make_rows(NUM_ROWS, shortest=5), teacher, student, copy.deepcopy(objective),
         length.changed(**settings), ranks=ranks, **chosen,
     )  # fmt: skip
-    return fit
 
 
 def weights(fit: Fit) -> dict[str, torch.Tensor]:
@@ -86,42 +90,50 @@ def on_a_rank(folder: Path) -> dict[str, Any]:
         goes_on.folder = goes_on.checkpoints.folder = folder / "resumed"
         goes_on.run()
         found["resumed"] = weights(goes_on)
-        found["calls"] = {sync: calls_of_a_step(folder / sync, ranks, sync) for sync in ("window", "every")}
+        calls_of_a_step(folder, ranks)
+        check_put_together(ranks)
     ranks.close()
     return found
 
 
-def calls_of_a_step(folder: Path, ranks: Any, sync: str) -> dict[str, int]:
-    """How often gradients were reduced and numbers summed, and what the backend counted."""
-    calls: Counter[str] = Counter()
+def calls_of_a_step(folder: Path, ranks: Any) -> None:
+    """Gradients are reduced once a window and sharded module; stats and norm of a step take a small sum each."""
     name = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
-    before = getattr(dist, name), dist.all_reduce, ranks.traffic.num_syncs
+    summed = []
+    for sync, times in (("window", 1), ("every", 4)):
+        fit, calls = fit_of(folder / sync, "bert", ranks, epochs=None, steps=1), Counter[str]()
+        num_syncs = ranks.traffic.num_syncs
+        fit.checkpoints.save = lambda *_: True  # type: ignore[method-assign, assignment]
+        ranks.settings = ranks.settings.changed(sync=sync)
+        with pytest.MonkeyPatch.context() as patch:
+            for each in (name, "all_reduce"):
+                patch.setattr(dist, each, counted(each, getattr(dist, each), calls))
+            fit.run()
+        assert fit.settings.accumulate == 4 and len(list(sharded_modules(fit.student))) == 3
+        assert calls[name] == 3 * times and ranks.traffic.num_syncs - num_syncs == times
+        summed.append(calls["all_reduce"])
+    ranks.settings = ranks.settings.changed(sync="window")
+    assert summed[0] == summed[1]
 
-    def counting(name: str, function: Any) -> Any:
-        def call(*arguments: Any, **named: Any) -> Any:
-            calls[name] += 1
-            return function(*arguments, **named)
 
-        return call
+def counted(name: str, function: Any, calls: Counter[str]) -> Any:
+    def call(*arguments: Any, **named: Any) -> Any:
+        calls[name] += 1
+        return function(*arguments, **named)
 
-    fit = fit_of(folder, "bert", ranks, epochs=None, steps=1)
-    fit.checkpoints.save = lambda *_: True  # type: ignore[method-assign, assignment]
-    ranks.settings = ranks.settings.changed(sync=sync)
-    for attribute, what, function in ((name, "reduced", before[0]), ("all_reduce", "summed", before[1])):
-        setattr(dist, attribute, counting(what, function))
-    try:
-        fit.run()
-    finally:
-        setattr(dist, name, before[0])
-        dist.all_reduce = before[1]
-        ranks.settings = ranks.settings.changed(sync="window")
-    groups = len(list(sharded_modules(fit.student)))
-    return {
-        **calls,
-        "groups": groups,
-        "micro-batches": fit.settings.accumulate,
-        "syncs": ranks.traffic.num_syncs - before[2],
-    }
+    return call
+
+
+def check_put_together(ranks: Any) -> None:
+    """Rank 0 gets the plain model that it was."""
+    plain, model = without_dropout("bert"), without_dropout("bert")
+    skeleton = skeleton_of(model)
+    ranks.shard(model, *blocks_of(model), trained=True)
+    made = put_together(model, skeleton)
+    assert (made is None) == (ranks.rank > 0)
+    if made is not None:
+        assert type(made) is type(plain)
+        assert_close(weights_of(made), weights_of(plain), rtol=0, atol=0)
 
 
 def near(case: str) -> dict[str, float]:
@@ -166,11 +178,57 @@ def test_a_resumed_run_ends_with_the_same_bits(two_ranks: list[Any]) -> None:
         assert_close(rank["resumed"], rank["adamw"], rtol=0, atol=0)
 
 
-def test_gradients_are_exchanged_once_a_window(two_ranks: list[Any]) -> None:
-    """For each divided module; the stats of the step and the norm of the gradient take a small sum each."""
-    for rank in two_ranks:
-        once, every = rank["calls"]["window"], rank["calls"]["every"]
-        assert once["groups"] == 3 and once["micro-batches"] == 4
-        assert once["reduced"] == once["groups"] and once["syncs"] == 1
-        assert every["reduced"] == 4 * every["groups"] and every["syncs"] == 4
-        assert once["summed"] == every["summed"]
+# --- a model of one's own, on one rank
+
+
+class Scaled(Convolutions):
+    """With a learned factor, its output embedding's weight tied to that of the words, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(1.5))
+        self.head.weight = self.base_model.words.weight
+        self.register_buffer("shift", torch.full((24,), 0.25), persistent=False)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        hidden = self.base_model(input_ids, attention_mask)
+        logits: Tensor = self.head(hidden * self.factor + self.shift)
+        return logits
+
+
+def scaled(seed: int = 0) -> Scaled:
+    torch.manual_seed(seed)
+    return Scaled()
+
+
+def assert_tied_weights(made: Any, expected: Scaled) -> None:
+    assert type(made) is Scaled and made.head.weight is made.base_model.words.weight
+    assert_close(weights_of(made), weights_of(expected), rtol=0, atol=0)
+    assert torch.equal(made.shift, expected.shift)
+
+
+def test_a_model_of_ones_own(tmp_path: Path) -> None:
+    """A single number stays whole and is trained; ties are kept; a baseline of its class has weights of its own."""
+    plain, model, other, ids = scaled(), scaled(), scaled(seed=1), torch.tensor([[5, 6, 7]])
+    skeleton = skeleton_of(model)
+    with join_ranks(BackendConfig(name="fsdp", device="cpu")) as ranks:
+        ranks.shard(model, *blocks_of(model), trained=True)
+        assert_tied_weights(put_together(model, skeleton), plain)
+        save_model(other, str(tmp_path / "model.safetensors"))
+        baseline = empty_copy(skeleton)
+        load_weights(baseline, "evaluate.baseline", str(tmp_path))
+        assert_tied_weights(baseline, other)
+        assert all(each.is_meta for each in skeleton.parameters()), "the skeleton stays one"
+
+        sync = gradient_sync(ranks, model)
+        assert not isinstance(model.factor, DTensor) and isinstance(model.head.weight, DTensor)
+        sync.zero()
+        for each in (plain, model):
+            each(ids).square().mean().backward()
+        sync.all_reduce_gradients()
+        for name, each in plain.named_parameters():
+            torch.testing.assert_close(whole(model.get_parameter(name).grad), each.grad)
+        assert plain.factor.grad is not None and plain.factor.grad != 0
+        sync.scale(0.5)
+        torch.testing.assert_close(model.factor.grad, plain.factor.grad * 0.5)
+        torch.testing.assert_close(whole(model.head.weight.grad), plain.head.weight.grad * 0.5)
