@@ -1,4 +1,4 @@
-"""Scores and teacher caches of models that are divided between ranks are those of one process; training goes on."""
+"""Scores and caches of any number of ranks, of sharded models too, are those of one process; training goes on."""
 
 import hashlib
 from collections.abc import Iterator
@@ -8,39 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 import torch
 import torch.distributed as dist
 from distributed import run_ranks
 from families import without_dropout
-from tiny import (
-    PAD,
-    VOCAB,
-    Fit,
-    assert_close,
-    make_batches,
-    make_evaluator,
-    make_masks,
-    make_model,
-    make_rows,
-    make_tokenizer,
-    objective_config,
-    plain_sgd,
-)  # fmt: skip
+from tiny import PAD, VOCAB, assert_close
 from vocabularies import special_ids, vocabulary_of
 
-from distill.config.settings import (
-    BackendConfig,
-    EvaluateConfig,
-    PrecisionConfig,
-    PseudoPerplexityConfig,
-    TrainConfig,
-)
+from distill.config.settings import BackendConfig, EvaluateConfig, PrecisionConfig, PseudoPerplexityConfig, TrainConfig
 from distill.data.collate.clm import CausalLM
 from distill.data.collate.mlm import masked_lm
 from distill.data.sequence_format import causal_format
 from distill.distributed import Ranks, join_ranks
-from distill.distributed.formats import compute_in
-from distill.distributed.shard import is_sharded, whole
+from distill.distributed.shard import compute_in, is_sharded, whole
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.measures import Scoring
 from distill.evaluation.readers import MeanModel
@@ -55,42 +36,48 @@ from distill.teacher.build_cache import Recorder, build
 from distill.teacher.cache import HEADER, Cache, Layout
 
 NUM_ROWS = (16, 7, 2, 1)  # of the sets: 3 divides none of them, the last two have fewer rows than there are ranks
-PART = 5  # rows of a part of the cache: 23 rows are 5 parts, which neither 2 nor 3 ranks share evenly
+NEAR = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-3}
 
 
 def divided(ranks: Ranks, model: Any, trained: bool = False) -> Any:
-    """A model as a run divides it, where the backend does."""
+    """A model as a run shards it, where the backend does."""
     if ranks.shards:
         ranks.shard(model, *blocks_of(model), trained=trained)
+    assert is_sharded(model) == bool(ranks.shards)
     return model
 
 
-def noisy(model: Any, seed: int) -> Any:
-    """Alike enough to agree with another one here and there."""
+def noisy(seed: int) -> Any:
+    """Alike enough to the student to agree with it here and there."""
+    model = tiny.make_model("distilbert", 2)
     with torch.no_grad():
         model.vocab_projector.bias.add_(torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)))
     return model.requires_grad_(False)
 
 
-def masked_scores(ranks: Ranks) -> dict[str, float]:
+def masked_scores(ranks: Ranks) -> dict[str, Any]:
     """Every measure of a student, a teacher, and of two teachers together, and how alike they are."""
-    student = divided(ranks, make_model("distilbert", 2), trained=True)
-    one, other = (divided(ranks, noisy(make_model("distilbert", 2), seed)) for seed in (8, 9))
+    student = divided(ranks, tiny.make_model("distilbert", 2), trained=True)
+    one, other = (divided(ranks, noisy(seed)) for seed in (8, 9))
     both = MeanModel([one, other], [0.25, 0.75])
-    assert all(is_sharded(each) == bool(ranks.shards) for each in (student, one, both))
-    rows = [make_rows(number, shortest=4, seed=number) for number in NUM_ROWS]
+    rows = [tiny.make_rows(number, shortest=4, seed=number) for number in NUM_ROWS]
     sets = [EvaluationSet(f"{len(each)} rows", "", each, 1) for each in rows]
-    chosen = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(fraction=0.5, batch_size=5))
-    masks = masked_lm(MASKING, make_tokenizer(), np.bincount(rows[0].reshape(-1), minlength=VOCAB))
-    evaluator = make_evaluator(chosen, masks, PrecisionConfig(), ranks)
+    masks = masked_lm(MASKING, tiny.make_tokenizer(), np.bincount(rows[0].reshape(-1), minlength=VOCAB))
+    found: dict[str, Any] = {}
+    for share in (1.0, 0.3):  # of the positions for pseudo-perplexity; the second is drawn as in a run
+        chosen = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(fraction=share, batch_size=5))
+        evaluator = tiny.make_evaluator(chosen, masks, PrecisionConfig(), ranks)
+        models = {"student": student} if share == 1 else {"student": student, "teacher": one, "both": both}
+        for label, model in models.items():
+            values_of, losses = evaluator.score_by_sequence(model, label, sets)
+            for measure, values in values_of.items():
+                found |= {f"{label} {measure} {share} {name}": value for name, value in values.items()}
+            for (measure, name), by_row in losses.items():
+                found |= {f"{label} {measure} {share} {name} row {n}": loss for n, loss in enumerate(by_row.losses)}
+            for name, values in (evaluator.agree(student, model, sets) if label != "student" else {}).items():
+                found |= {f"agreement {label} {measure} {share} {name}": value for measure, value in values.items()}
+        found |= {f"described {share} {data.name}": evaluator.describe(data) for data in sets}
     check_memory(evaluator, [student, one], sets)
-    found: dict[str, float] = {}
-    for label, model in (("student", student), ("teacher", one), ("both", both)):
-        for measure, values in evaluator.score(model, label, sets).items():
-            found |= {f"{label} {measure} {name}": value for name, value in values.items()}
-        if label != "student":
-            for name, values in evaluator.agree(student, model, sets).items():
-                found |= {f"agreement {label} {measure} {name}": value for measure, value in values.items()}
     assert all(speed > 0 for speed in tokens_per_second(evaluator, [one, student, both], sets[0]))
     return found
 
@@ -115,30 +102,27 @@ def causal_scores(ranks: Ranks, samples: dict[str, list[list[int]]]) -> dict[str
     return found
 
 
+class SmallParts(Cache):
+    """A cache of parts of 5 rows: 23 rows are 5 parts, which neither 2 nor 3 ranks share evenly."""
+
+    sequences_per_part = property(lambda self: 5)  # type: ignore[assignment]
+
+
 def cached(ranks: Ranks, folder: Path) -> dict[str, str]:
     """What the parts of a teacher cache hold."""
-    rows = make_rows(23, shortest=5)
-    masks = make_masks(make_tokenizer(), rows, mlm_probability=0.3, static=True)
-    batches = make_batches(rows, masks, 8, 1, 0, static=True)
-    lengths = (rows != PAD).sum(1)
-    origin = {"vocabulary": VOCAB, "top_k": 6, "of": "a test"}
+    rows = tiny.make_rows(23, shortest=5)
+    masks = tiny.make_masks(tiny.make_tokenizer(), rows, mlm_probability=0.3, static=True)
+    batches = tiny.make_batches(rows, masks, 8, 1, 0, static=True)
+    offsets = np.concatenate([[0], np.cumsum((rows != PAD).sum(1))]).astype(np.int64)
     folder.mkdir(parents=True, exist_ok=True)
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    cache = SmallParts(folder, origin, offsets, Layout(6, 0, VOCAB), False)
-    teacher = divided(ranks, without_dropout("bert").requires_grad_(False))
+    cache = SmallParts(folder, {"vocabulary": VOCAB, "top_k": 6, "of": "a test"}, offsets, Layout(6, 0, VOCAB), False)
+    teacher = LanguageModel(divided(ranks, without_dropout("bert").requires_grad_(False)))
 
     def positions(batch: Any) -> torch.Tensor:
         return (batch.ids.reshape(-1) != PAD).nonzero()[:, 0]
 
-    build(Recorder(cache, LanguageModel(teacher), batches, positions, 2.0, ranks.device), ranks)
-    parts = sorted(folder.glob("part-*.bin"))
-    return {part.name: hashlib.sha256(part.read_bytes()[HEADER:]).hexdigest() for part in parts}
-
-
-class SmallParts(Cache):
-    """A cache of parts of a few rows."""
-
-    sequences_per_part = property(lambda self: PART)  # type: ignore[assignment]
+    build(Recorder(cache, teacher, batches, positions, 2.0, ranks.device), ranks)
+    return {path.name: hashlib.sha256(path.read_bytes()[HEADER:]).hexdigest() for path in folder.glob("part-*.bin")}
 
 
 @contextmanager
@@ -158,93 +142,86 @@ def reduced_in() -> Iterator[set[torch.dtype]]:
 
 def trained_weights(ranks: Ranks, folder: Path, precision: str, evaluates: bool) -> dict[str, torch.Tensor]:
     """Weights after four steps in a number format, with and without scores in fp32 between them."""
-    student = divided(ranks, without_dropout("bert").train(), trained=True)
+    student, only_tokens = without_dropout("bert").train(), tiny.objective_config(soft=0.0, mlm=1.0, cosine=0.0)
+    divided(ranks, student, trained=True)
     if is_sharded(student):
         compute_in(student, dtype_of(precision))
-    rows = make_rows(16, shortest=5)
     settings = TrainConfig(batch_size=2, accumulate=4 // ranks.size, epochs=None, steps=4, log_every=1, save_every=9)
-    objective = objective_config(soft=0.0, mlm=1.0, cosine=0.0)
-    fit = Fit(folder, make_tokenizer(), rows, None, student, objective, settings, ranks=ranks, precision=precision,
-              **plain_sgd(0.02))  # fmt: skip
-    sets = [EvaluationSet("rows", "", make_rows(5, shortest=4), 1)]
-    evaluator = make_evaluator(
-        EvaluateConfig(batch_size=2, pseudo_perplexity=PseudoPerplexityConfig(fraction=0.5, batch_size=4)),
-        fit.batches.collator,
-        PrecisionConfig(student=precision), ranks,
+    fit = tiny.Fit(
+        folder, tiny.make_tokenizer(), tiny.make_rows(16, shortest=5), None, student, only_tokens, settings,
+        ranks=ranks, precision=precision, **tiny.plain_sgd(0.02),
     )  # fmt: skip
-    seen = []
+    sets, chosen = [EvaluationSet("rows", "", tiny.make_rows(5, shortest=4), 1)], EvaluateConfig(batch_size=2)
+    evaluator = tiny.make_evaluator(chosen, fit.batches.collator, PrecisionConfig(student=precision), ranks)
+    seen = list[float]()
 
-    def score(_: Fit, __: Any) -> None:
+    def score(_: tiny.Fit, __: Any) -> None:
         seen.append(evaluator.score(student, "student", sets)["perplexity"]["rows"])
 
     fit.on_log = score if evaluates else None
     with reduced_in() as dtypes:
         fit.run()
-    assert fit.state.step == 4 and fit.state.skipped == 0
+    assert fit.state.step == 4 and fit.state.skipped == 0 and len(seen) == 4 * evaluates
     assert dtypes == ({torch.float32} if ranks.shards else set()), "gradients are summed in fp32"
     found = {name: whole(parameter.detach()).clone() for name, parameter in fit.model.named_parameters()}
     return {**found, "scores": torch.tensor(seen)}
 
 
-def on_a_rank(name: str, folder: Path) -> dict[str, Any]:
+def on_a_rank(name: str, folder: Path | None = None) -> dict[str, Any]:
+    """Masked scores; with a folder all else too."""
     torch.set_num_threads(1)
     ranks = join_ranks(BackendConfig(name=name, device="cpu", timeout=60.0))
     samples: dict[str, list[list[int]]] = {}
-    found = {"masked": masked_scores(ranks), "causal": causal_scores(ranks, samples), "samples": samples}
-    found["cache"] = cached(ranks, folder / f"cache-{ranks.size}")
-    if ranks.size < 3:
-        for precision in ("fp32", "bf16", "fp16"):
-            for evaluates in (True, False):
-                where = folder / f"{ranks.size}-{precision}-{evaluates}"
-                found[f"{precision} {evaluates}"] = trained_weights(ranks, where, precision, evaluates)
+    found: dict[str, Any] = {"masked": masked_scores(ranks), "samples": samples}
+    if folder is not None:
+        found |= {"causal": causal_scores(ranks, samples), "cache": cached(ranks, folder / f"cache-{ranks.size}")}
+        for precision in NEAR if ranks.size < 3 else ():
+            for scored in (True, False):
+                where = folder / f"{ranks.size}-{precision}-{scored}"
+                found[f"{precision} {scored}"] = trained_weights(ranks, where, precision, scored)
     ranks.close()
     return found
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return on_a_rank("single", tmp_path_factory.mktemp("alone"))
+def alone() -> dict[str, Any]:
+    return on_a_rank("single")
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("two")
-    return run_ranks(2, folder / "out", on_a_rank, "fsdp", folder)
+def all_alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return on_a_rank("single", tmp_path_factory.mktemp("alone"))
 
 
-def assert_same_scores(ranks: list[dict[str, Any]], alone: dict[str, Any]) -> None:
-    assert len(alone["samples"]) == 2 and all(len(each) == 2 for each in alone["samples"].values())
-    assert [rank["samples"] for rank in ranks] == [alone["samples"], *[{}] * (len(ranks) - 1)]
-    for rank in ranks:
-        for kind in ("masked", "causal"):
-            assert rank[kind].keys() == alone[kind].keys()
-            for name, value in alone[kind].items():
-                assert rank[kind][name] == pytest.approx(value, rel=1e-5, nan_ok=True), name
-        assert rank["cache"] == alone["cache"]
+def assert_same_scores(rank: dict[str, Any], alone: dict[str, Any], kind: str) -> None:
+    assert rank[kind].keys() == alone[kind].keys()
+    for name, value in alone[kind].items():
+        near = value if name.startswith("described") else pytest.approx(value, rel=1e-5, nan_ok=True)
+        assert rank[kind][name] == near, name
 
 
-@pytest.mark.slow
-def test_scores_and_caches_of_two_ranks(two_ranks: list[Any], alone: dict[str, Any]) -> None:
-    assert len(alone["causal"]) == 4 and 0 < alone["masked"]["agreement teacher top1 16 rows"] < 1
-    assert sum("pseudo" in name for name in alone["masked"]) == 3 * len(NUM_ROWS)
-    assert_same_scores(two_ranks, alone)
+@pytest.mark.parametrize("size", [2, 3])
+def test_scores_do_not_depend_on_the_number_of_ranks(size: int, alone: dict[str, Any], tmp_path: Path) -> None:
+    assert 0 < alone["masked"]["agreement teacher top1 0.3 16 rows"] < 1
+    assert sum(name.startswith("student pseudo_perplexity") for name in alone["masked"]) > 2 * len(NUM_ROWS)
+    for rank in run_ranks(size, tmp_path, on_a_rank, "ddp"):
+        assert_same_scores(rank, alone, "masked")
 
 
 @pytest.mark.slow
-def test_scores_and_caches_of_three_ranks_with_uneven_shares(alone: dict[str, Any], tmp_path: Path) -> None:
-    assert_same_scores(run_ranks(3, tmp_path / "out", on_a_rank, "fsdp", tmp_path), alone)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_training_goes_on_unharmed_by_scores_in_another_format(
-    precision: str, two_ranks: list[Any], alone: dict[str, Any]
+@pytest.mark.parametrize("size", [2, 3])
+def test_sharded_models_are_scored_and_trained_as_in_one_process(
+    size: int, all_alone: dict[str, Any], tmp_path: Path
 ) -> None:
-    for rank in two_ranks:
-        with_scores, without = dict(rank[f"{precision} True"]), dict(rank[f"{precision} False"])
-        scores = with_scores.pop("scores")
-        assert len(scores) == 4 and len(without.pop("scores")) == 0
-        assert_close(with_scores, without, rtol=0, atol=0)
-        expected = alone[f"{precision} True"]
-        near = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-3}[precision]
-        assert_close({**with_scores, "scores": scores}, expected, rtol=near, atol=near)
+    """Scores, samples and caches; a training goes on unharmed by scores in another format."""
+    assert len(all_alone["causal"]) == 4 and [len(each) for each in all_alone["samples"].values()] == [2, 2]
+    found = run_ranks(size, tmp_path / "out", on_a_rank, "fsdp", tmp_path)
+    assert [rank["samples"] for rank in found] == [all_alone["samples"], *[{}] * (size - 1)]
+    for rank in found:
+        for kind in ("masked", "causal"):
+            assert_same_scores(rank, all_alone, kind)
+        assert rank["cache"] == all_alone["cache"]
+        for precision, near in NEAR.items() if size == 2 else ():
+            scored, without = rank[f"{precision} True"], rank[f"{precision} False"]
+            assert_close(scored, all_alone[f"{precision} True"], rtol=near, atol=near)
+            assert_close(scored | {"scores": without["scores"]}, without, rtol=0, atol=0)

@@ -1,10 +1,6 @@
 """The set-up of Horovod: what is missing is said in one line; a second call is quick; a built wheel is kept."""
 
-import importlib.util
-import os
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -71,17 +67,6 @@ def test_the_command_names_what_is_missing(missing: str, machine: Machine, monke
     with pytest.raises(CannotBuild, match=r"apt-get install make python3-dev g\+\+"):
         main()
     assert not machine.kept
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
-def test_a_second_call_is_quick() -> None:
-    began = time.monotonic()
-    command = [sys.executable, "-m", "distill.distributed.install_horovod"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0 and "Horovod is here" in done.stdout, done.stderr
-    assert time.monotonic() - began < 240  # it would build for many minutes
 
 
 def test_mpi_is_used_where_it_has_headers(

@@ -1,36 +1,34 @@
-"""The main job with several ranks: started by itself, one run folder, the same student and scores as one process."""
+"""The main job with several ranks: started by itself, one run folder, the same student and steps as one process."""
 
 import importlib.util
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import tiny
 import torch
 from distributed import run_ranks
-from job import STARTS, Shelf, assert_alike, command, metrics, results, wait_for
+from job import STARTS, Shelf, assert_alike, command, composed, distill, metrics, results, wait_for
+from test_recipes import NAMES
+from tiny import Fit, make_model, make_rows, make_tokenizer, plain_sgd
+from torch.testing import assert_close
 
-from distill.config.settings import BackendConfig, EvaluateConfig, PrecisionConfig, PseudoPerplexityConfig
-from distill.data.collate.mlm import masked_lm
+from distill.config.settings import BackendConfig, TrainConfig
 from distill.distributed import join_ranks
-from distill.evaluation.sets import MASKING, EvaluationSet
 
-BACKENDS = [
-    "ddp",
-    pytest.param(
-        "horovod",
-        marks=pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not set up"),
-    ),
-]
+NO_HOROVOD = importlib.util.find_spec("horovod") is None
+HOROVOD = pytest.param("horovod", marks=pytest.mark.skipif(NO_HOROVOD, reason="Horovod is not set up"))
+TWO = ["backend=ddp", "backend.processes=2"]
+SAME_STEPS = [*TWO, "train.accumulate=1"]  # half the accumulation on twice the ranks
 
 
-def run(shelf: Shelf, folder: Path, *more: str, start: Callable[..., Any] = command) -> str:
-    process = start(*shelf.arguments(folder, *more))
+def ended(status: int, *arguments: str, start: Callable[..., Any] = command) -> str:
+    """What a process wrote to stderr that has ended with this status."""
+    process = start(*arguments)
     _, errors = process.communicate(timeout=500)
-    assert process.returncode == 0, errors
+    assert process.returncode == status, errors
     return errors
 
 
@@ -41,31 +39,28 @@ def alone(shelf: Shelf) -> Path:
 
 
 @pytest.mark.parametrize("start", STARTS)
-@pytest.mark.parametrize("backend", [pytest.param("ddp", marks=pytest.mark.slow), BACKENDS[1]])
+@pytest.mark.parametrize("backend", [pytest.param("ddp", marks=pytest.mark.slow), HOROVOD])
 def test_two_ranks_end_as_one_process_does(
     backend: str, start: Callable[..., Any], shelf: Shelf, alone: Path, tmp_path: Path
 ) -> None:
-    """The same rows in every step: half the accumulation on twice the ranks."""
     folder = tmp_path / "run"
-    ranks = [f"backend={backend}", "backend.processes=2", "train.accumulate=1"]
-    errors = run(shelf, folder, *ranks, start=start)
+    errors = ended(0, *shelf.arguments(folder, *SAME_STEPS, f"backend={backend}"), start=start)
     assert errors.count("distill 0.") == 1, "only rank 0 speaks"
     assert_alike(folder, alone)
     two, one = results(folder), results(alone)
     assert two["backend"]["name"] == backend and two["backend"]["ranks"] == 2
-    assert two["training"]["steps"] == one["training"]["steps"]
-    assert two["teacher"]["perplexity"]["heldout"] == pytest.approx(one["teacher"]["perplexity"]["heldout"], rel=1e-5)
-    pseudo = [content["teacher"]["pseudo_perplexity"]["heldout"] for content in (two, one)]
-    assert pseudo[0] == pytest.approx(pseudo[1], rel=1e-5)
-    assert two["evaluation"] == one["evaluation"]
+    assert two["training"]["steps"] == one["training"]["steps"] and two["evaluation"] == one["evaluation"]
+    for measure in ("perplexity", "pseudo_perplexity"):
+        scores = [content["teacher"][measure]["heldout"] for content in (two, one)]
+        assert scores[0] == pytest.approx(scores[1], rel=1e-5)
     assert [line["step"] for line in metrics(folder)] == [line["step"] for line in metrics(alone)]
     assert sorted(path.name for path in (folder / "logs").iterdir()) == ["rank0.log", "rank1.log"]
 
 
 @pytest.mark.slow
-def test_a_stopped_run_of_two_ranks_goes_on_in_one_process(shelf: Shelf, alone: Path) -> None:
-    folder = shelf.root / "handed-over"
-    process = command(*shelf.arguments(folder, "backend=ddp", "backend.processes=2", "train.accumulate=1"))
+def test_a_stopped_run_of_two_ranks_goes_on_in_one_process(shelf: Shelf, alone: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = command(*shelf.arguments(folder, *SAME_STEPS))
     wait_for(lambda: (folder / "metrics.jsonl").exists() and metrics(folder), process)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=500)
@@ -75,88 +70,97 @@ def test_a_stopped_run_of_two_ranks_goes_on_in_one_process(shelf: Shelf, alone: 
 
 
 @pytest.mark.slow
-def test_bad_settings_end_all_ranks_with_one_line(shelf: Shelf, tmp_path: Path) -> None:
-    more = ["backend=ddp", "backend.processes=2", "student.layers=[0,9]"]
-    process = command(*shelf.arguments(tmp_path / "run", *more))
-    _, errors = process.communicate(timeout=500)
-    assert process.returncode == 2
-    assert sum(line.startswith("distill: ") for line in errors.splitlines()) == 1, errors
+def test_two_ranks_take_the_checkpoint_before_a_damaged_one(shelf: Shelf, alone: Path, tmp_path: Path) -> None:
+    arguments = shelf.arguments(tmp_path / "run", *TWO, "train.batch_size=4")
+    ended(0, *arguments)
+    (tmp_path / "run" / "results.json").unlink()
+    weights = sorted((tmp_path / "run" / "checkpoints").glob("step-*"))[-1] / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    errors = ended(0, *arguments)
+    assert "step-00000008 is damaged" in errors and "taking step-00000006" in errors
+    assert_alike(tmp_path / "run", alone)
 
 
-@pytest.mark.parametrize("backend", ["single", "ddp", *BACKENDS[1:]])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "status"),
+    [(["student.layers=[0,9]"], 2), (["train.batch_size=4", "optimizer.lr=1e5", "schedule.warmup=0"], 3)],
+)
+def test_two_ranks_end_alike_with_one_line(settings: list[str], status: int, shelf: Shelf, tmp_path: Path) -> None:
+    errors = ended(status, *shelf.arguments(tmp_path / "run", *TWO, *settings))
+    assert sum(line.startswith("distill: ") for line in errors.splitlines()) == 1 and "Traceback" not in errors
+    assert not (tmp_path / "run" / "student").exists()
+
+
+@pytest.mark.parametrize("backend", ["single", "ddp", HOROVOD])
 def test_hosts_that_are_not_there_train_nothing(backend: str, shelf: Shelf, tmp_path: Path) -> None:
-    process = command(*shelf.arguments(tmp_path / "run", f"backend={backend}", "backend.hosts='nowhere.invalid:1'"))
-    _, errors = process.communicate(timeout=500)
-    assert process.returncode == 2
+    hosts = [f"backend={backend}", "backend.hosts='nowhere.invalid:1'"]
+    errors = ended(2, *shelf.arguments(tmp_path / "run", *hosts))
     (line,) = [line for line in errors.splitlines() if line.startswith("distill: ")]
     assert "backend.hosts" in line and not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
-NUM_ROWS = (16, 7, 2, 1)  # of the sets below: 3 divides none of them, the last two have fewer rows than there are ranks
+# --- train.sequences_per_step: the same steps for any number of ranks, also where that changes within a run
+
+ROWS = 7  # of a step: neither two ranks nor three divide them
+STEPS = 5  # of 20 rows: two epochs of three steps, whose last has six rows, but one step
 
 
-def scores(settings: BackendConfig) -> dict[str, Any]:
-    """Every measure on every set, on one rank; a third of the positions for pseudo-perplexity, drawn as in a run."""
+def fit(folder: Path, steps: int, **more: Any) -> Fit:
+    settings = TrainConfig(batch_size=2, sequences_per_step=ROWS, epochs=None, steps=steps, save_every=1, keep=9)
+    student = make_model("distilbert", 1, seed=5, dropout=0.2).train()
+    models = (make_model("bert", 4).requires_grad_(False), student)
+    rows = make_rows(20, shortest=5)
+    made = Fit(folder, make_tokenizer(), rows, *models, settings=settings, keyed_dropout=True, **plain_sgd(), **more)
+    return made.resume() if made.checkpoints.newest() else made
+
+
+def rank_trains(folder: Path, steps: int) -> tuple[list[float], list[int]]:
+    """One rank, from the newest checkpoint to so many steps: its losses, and its share of a step."""
     torch.set_num_threads(1)
-    ranks = join_ranks(settings)
-    student, teacher = tiny.make_model("distilbert", 2), tiny.make_model("distilbert", 2)
-    with torch.no_grad():  # alike enough to agree here and there
-        teacher.vocab_projector.bias.add_(torch.randn(tiny.VOCAB, generator=torch.Generator().manual_seed(8)))
-    rows = [tiny.make_rows(number, shortest=4, seed=number) for number in NUM_ROWS]
-    sets = [EvaluationSet(f"{len(each)} rows", "", each, 1) for each in rows]
-    measured: dict[str, Any] = {}
-    for share in (1.0, 0.3):
-        chosen = EvaluateConfig(batch_size=4, pseudo_perplexity=PseudoPerplexityConfig(fraction=share, batch_size=5))
-        masks = masked_lm(MASKING, tiny.make_tokenizer(), np.bincount(rows[0].reshape(-1), minlength=tiny.VOCAB))
-        evaluator = tiny.make_evaluator(chosen, masks, PrecisionConfig(), ranks)
-        values_of, sequence_losses = evaluator.score_by_sequence(student, "student", sets)
-        for measure, values in values_of.items():
-            measured |= {f"{measure} {share} {name}": value for name, value in values.items()}
-        for (measure, name), found in sequence_losses.items():
-            measured |= {f"of row {number} {measure} {share} {name}": loss for number, loss in enumerate(found.losses)}
-        for name, values in evaluator.agree(student, teacher, sets).items():
-            measured |= {f"{measure} {share} {name}": value for measure, value in values.items()}
-        measured |= {f"described {share} {data.name}": evaluator.describe(data) for data in sets}
-    ranks.close()
-    return measured
+    with join_ranks(BackendConfig(name="ddp", device="cpu")) as ranks:
+        made = fit(folder, steps, ranks=ranks)
+        made.run()
+    return [line["loss/total"] for line in made.logs], [len(batch.row_ids) for batch in made.batches.window(0)]
 
 
-@pytest.fixture(scope="module")
-def scores_alone() -> dict[str, Any]:
-    return scores(BackendConfig(device="cpu"))
+def test_ranks_come_and_go_and_the_steps_stay_the_same(tmp_path: Path) -> None:
+    """Two steps on three ranks, two on two, and the last on one, against one process that takes whole steps."""
+    parts = [
+        run_ranks(size, tmp_path / f"out{size}", rank_trains, tmp_path / "run", steps)
+        for size, steps in ((3, 2), (2, 4))
+    ]
+    assert [[window for _, window in part] for part in parts] == [[[2, 1], [2], [2]], [[2, 2], [2, 1]]]
+    last, whole = fit(tmp_path / "run", STEPS), fit(tmp_path / "whole", STEPS)
+    whole.batches = replace(whole.batches, step_shape=replace(whole.batches.step_shape, batch_size=ROWS))
+    for each in (last, whole):
+        each.run()
+    losses = [loss for part in parts for loss in part[0][0]] + [line["loss/total"] for line in last.logs]
+    assert losses == pytest.approx([line["loss/total"] for line in whole.logs], rel=1e-5)
+    assert_close(dict(last.student.state_dict()), dict(whole.student.state_dict()), rtol=1e-4, atol=2e-6)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_scores_do_not_depend_on_the_number_of_ranks(size: int, scores_alone: dict[str, Any], tmp_path: Path) -> None:
-    settings = BackendConfig(name="ddp", device="cpu", threads=1, timeout=60.0)
-    assert sum(name.startswith("pseudo_perplexity") for name in scores_alone) == 2 * len(NUM_ROWS)
-    assert 0 < scores_alone["top1 1.0 16 rows"] < 1
-    for of_rank in run_ranks(size, tmp_path, scores, settings):
-        assert of_rank.keys() == scores_alone.keys()
-        for name, value in scores_alone.items():
-            if name.startswith("described"):
-                assert of_rank[name] == value, name
-            else:
-                assert of_rank[name] == pytest.approx(value, rel=1e-5, nan_ok=True), name
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_says_how_many_sequences_a_step_has(name: str) -> None:
+    train = composed(f"+recipe={name}").train
+    assert train.accumulate is None and train.sequences_per_step is not None
+    assert {train.sequences(ranks) for ranks in (1, 2, 3)} == {train.sequences_per_step}
+    assert composed(f"+recipe={name}", "train.accumulate=3").train.sequences(2) == 6 * train.batch_size
+    assert train.changed(sequences_per_step=None).sequences(3) == train.batch_size, "a step is a micro-batch"
 
 
 @pytest.mark.slow
-def test_two_ranks_diverge_alike(shelf: Shelf, tmp_path: Path) -> None:
-    settings = ["backend=ddp", "backend.processes=2", "train.batch_size=4", "optimizer.lr=1e5", "schedule.warmup=0"]
-    process = command(*shelf.arguments(tmp_path / "run", *settings))
-    errors = process.communicate(timeout=500)[1]
-    assert process.returncode == 3, errors
-    assert "Traceback" not in errors and errors.count("distill: ") == 1
-    assert not (tmp_path / "run" / "student").exists()
-
-
-@pytest.mark.slow
-def test_two_ranks_take_the_checkpoint_before_a_damaged_one(shelf: Shelf, alone: Path, tmp_path: Path) -> None:
-    folder, ranks = tmp_path / "run", ["backend=ddp", "backend.processes=2", "train.batch_size=4"]
-    run(shelf, folder, *ranks)
-    (folder / "results.json").unlink()
-    weights = sorted((folder / "checkpoints").glob("step-*"))[-1] / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1])
-    errors = run(shelf, folder, *ranks)
-    assert "step-00000008 is damaged" in errors and "taking step-00000006" in errors
-    assert_alike(folder, alone)
+@pytest.mark.parametrize(("ranks", "micro_batch"), [(2, 4), (3, 3)])
+def test_the_student_does_not_depend_on_the_number_of_ranks(
+    ranks: int, micro_batch: int, shelf: Shelf, tmp_path: Path
+) -> None:
+    """The main job without a word on the size of a step."""
+    arguments = ["+recipe=distilbert_gutenberg", *shelf.corpus, "teacher=pretrained", f"teacher.path={shelf.teacher}"]
+    arguments += ["train.epochs=null", "train.steps=4", "train.log_every=1", "precision=fp32", "student.layers=[0,1]"]
+    arguments += ["evaluate.pseudo_perplexity.fraction=0", "corpus.max_sequences=60"]
+    one, several = tmp_path / "one", tmp_path / "several"
+    assert distill(*arguments, f"hydra.run.dir={one}") == 0
+    errors = ended(0, *arguments, f"hydra.run.dir={several}", "backend=ddp", f"backend.processes={ranks}")
+    assert f"8 sequences (1 micro-batch of at most {micro_batch} on each of {ranks} ranks)" in errors
+    assert_alike(one, several)
+    assert [line["tokens"] for line in metrics(several)] == [line["tokens"] for line in metrics(one)]
