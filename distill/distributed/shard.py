@@ -6,14 +6,13 @@ that is what lets losses over the vocabulary read the output embedding after the
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -152,33 +151,37 @@ class _Joined(torch.autograd.Function):
 
 def skeleton_of(model: Any) -> Any:
     """A copy of a model that is not sharded yet, without memory for its parameters; ties between them are kept."""
-    return _with_parameters(model, lambda parameter: parameter.detach().to("meta"))
+    return _with_values(model, {name: each.detach().to("meta") for name, each in model.named_parameters()})
 
 
 def empty_copy(skeleton: Any) -> Any:
     """Such a model with memory for its parameters, which are still to be read from somewhere."""
-    return _with_parameters(skeleton, lambda empty: torch.empty_like(empty, device="cpu"))
+    return _with_values(skeleton, {n: torch.empty_like(each, device="cpu") for n, each in skeleton.named_parameters()})
 
 
-def _with_parameters(model: Any, values_of: Callable[[Tensor], Tensor]) -> Any:
-    made = {id(each): nn.Parameter(values_of(each), each.requires_grad) for each in model.parameters()}
+def _with_values(model: Any, values: dict[str, Tensor]) -> Any:
+    """A copy with parameters of these values, in their formats."""
+    made = {id(each): nn.Parameter(values[name], each.requires_grad) for name, each in model.named_parameters()}
     return copy.deepcopy(model, dict(made))  # which takes for a parameter what it finds under its id
 
 
-def put_together(model: nn.Module, skeleton: Any) -> Any | None:
-    """The model with the present weights, in the memory of rank 0's host; None on the others. All ranks call it.
+@torch.no_grad()
+def put_together(model: nn.Module, skeleton: Any, keep: bool) -> Any | None:
+    """The model with the present weights; all ranks call it, and those with `keep` get one.
 
     The weights are gathered one after the other, so that a rank that keeps none never holds more than one of them
-    whole.
+    whole. (State dicts of DCP give a tied weight twice, and load in the format of the skeleton, not of training.)
     """
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    state = get_model_state_dict(model, options=options)
-    if not state:
+    gathered = {}
+    for name, parameter in model.named_parameters():
+        value = whole(parameter.detach())
+        if keep:
+            gathered[name] = value.to("cpu")
+    if not keep:
         return None
-    made = empty_copy(skeleton)
-    made.load_state_dict(state)
+    made = _with_values(skeleton, gathered)
     buffers = dict(made.named_buffers())
-    for name, buffer in model.named_buffers():  # those outside of the state too
+    for name, buffer in model.named_buffers():
         buffers[name].copy_(buffer)
     return made
 

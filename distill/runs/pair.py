@@ -113,7 +113,7 @@ class Pair(Teachers):
         """The student as one model, on rank 0 alone where it is sharded over ranks; all ranks call it."""
         if self.skeleton is None:
             return self.student
-        return put_together(self.student, self.skeleton)
+        return put_together(self.student, self.skeleton, ranks.rank == 0)
 
 
 def load_teachers(config: Config, task: Task, terms: dict[str, Term], ranks: Ranks) -> Teachers:

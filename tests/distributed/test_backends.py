@@ -42,19 +42,16 @@ def make_model(seed: int) -> nn.Sequential:
     return model
 
 
-def make_rows() -> list[list[tuple[Tensor, Tensor]]]:
-    """Per step its rows: token ids and targets, [length] int64 each, between 1 and 9 of them."""
+def make_steps() -> list[tuple[Tensor, Tensor]]:
+    """The rows of three steps: token ids and targets, [rows, 5] int64 each; some tokens have no target."""
     random = torch.Generator().manual_seed(7)
-    lengths = [[int(torch.randint(1, 10, (1,), generator=random)) for _ in range(count)] for count in ROWS]
-    return [[tuple(torch.randint(0, VOCABULARY, (2, n), generator=random)) for n in step] for step in lengths]
+    ids, targets = torch.randint(0, VOCABULARY, (2, sum(ROWS), 5), generator=random)
+    targets[torch.rand(targets.shape, generator=random) < 0.4] = -100
+    return list(zip(ids.split(ROWS), targets.split(ROWS), strict=True))
 
 
-def num_targets(rows: list[tuple[Tensor, Tensor]]) -> int:
-    return sum(len(targets) for _, targets in rows)
-
-
-def loss_of(model: nn.Module, rows: list[tuple[Tensor, Tensor]], count: float) -> Tensor:
-    return torch.stack([cross_entropy(model(ids), targets, reduction="sum") for ids, targets in rows]).sum() / count
+def loss_of(model: nn.Module, ids: Tensor, targets: Tensor, count: float) -> Tensor:
+    return cross_entropy(model(ids).flatten(0, 1), targets.flatten(), reduction="sum") / count
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
@@ -65,9 +62,9 @@ def reference() -> tuple[dict[str, Tensor], list[float]]:
     """Weights after three steps of plain SGD on whole batches, in float64, and the loss of each step."""
     model, losses = make_model(1).double(), []
     optimizer = optimizer_of(model)
-    for rows in make_rows():
+    for ids, targets in make_steps():
         optimizer.zero_grad()
-        loss = loss_of(model, rows, num_targets(rows))
+        loss = loss_of(model, ids, targets, int((targets >= 0).sum()))
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
@@ -82,14 +79,14 @@ def train(ranks: Ranks, batch_rows: int) -> Any:
     model = make_model(1 + ranks.rank)  # other weights on other ranks, which the ranks have to mend
     sync, before = GradientSync(ranks, model), replace(ranks.traffic)
     optimizer, losses, inside = optimizer_of(model), list[float](), list[list[float]]()
-    for rows in make_rows():
-        window = [rows[i : i + batch_rows] for i in range(0, len(rows), batch_rows)][ranks.rank :: ranks.size]
-        count = float(ranks.sum(torch.tensor(sum(map(num_targets, window)))))
+    for step in make_steps():
+        window = list(zip(*(each.split(batch_rows) for each in step), strict=True))[ranks.rank :: ranks.size]
+        count = float(ranks.sum(torch.tensor(sum(int((targets >= 0).sum()) for _, targets in window))))
         sync.zero()
         own = torch.zeros(1)
         for i, batch in enumerate(window):
             with sync.micro_batch(last=i == len(window) - 1):
-                loss = loss_of(model, batch, count)
+                loss = loss_of(model, *batch, count)
                 loss.backward()
             own += loss.detach()
             if not losses and i in (0, len(window) - 1):
@@ -108,9 +105,9 @@ def padded_size() -> int:
     return sum((size + 15) // 16 * 16 for size in sizes) + 64
 
 
-def assert_reference(outcome: Any, near: float = 1e-5) -> None:
+def assert_reference(outcome: Any, near: float = 2e-6) -> None:
     weights, losses = reference()
-    assert outcome.losses == pytest.approx(losses, rel=near)
+    assert outcome.losses == pytest.approx(losses, rel=5 * near)
     for name, value in weights.items():
         torch.testing.assert_close(outcome.weights[name].double(), value.double(), rtol=5 * near, atol=near)
 
@@ -202,7 +199,7 @@ def exchanged_early(ranks: Ranks) -> list[int]:
     for last, overlap in ((False, True), (True, True), (True, False)):
         before = ranks.traffic.num_collectives
         with sync.micro_batch(last, overlap):
-            loss_of(model, make_rows()[0][:1], 1.0).backward()
+            loss_of(model, *make_steps()[0], 1.0).backward()
         counts.append(ranks.traffic.num_collectives - before)
         if last:
             sync.all_reduce_gradients()
@@ -242,7 +239,7 @@ def compressed(settings: BackendConfig) -> None:
     """Close to the reference with half the bytes, and what each format loses."""
     ranks, format = join_ranks(settings), settings.compression
     outcome = train(ranks, 1)
-    assert_reference(outcome, {"bf16": 1e-2, "fp16": 1e-3}[format])
+    assert_reference(outcome, {"bf16": 5e-3, "fp16": 5e-4}[format])
     assert outcome.bytes_sent == 3 * (2 * (padded_size() - 64) + 4 * 64 + 8)
     sync = GradientSync(ranks, make_model(0))
 

@@ -200,7 +200,15 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
     skeleton = skeleton_of(model)
     with join_ranks(BackendConfig(name="fsdp", device="cpu")) as ranks:
         ranks.shard(model, *blocks_of(model), trained=True)
-        assert_tied_weights(put_together(model, skeleton), plain)
+        for each in (plain, model):
+            each.shift.fill_(0.5)
+        assert_tied_weights(put_together(model, skeleton, keep=True), plain)
+        assert put_together(model, skeleton, keep=False) is None
+        half = scaled().bfloat16()
+        skeleton_of_half = skeleton_of(half)
+        ranks.shard(half, *blocks_of(half), trained=True)
+        made = put_together(half, skeleton_of_half, keep=True)
+        assert {each.dtype for each in made.parameters()} == {torch.float32}, "as they are trained"
         save_model(other, str(tmp_path / "model.safetensors"))
         baseline = empty_copy(skeleton)
         load_weights(baseline, "evaluate.baseline", str(tmp_path))

@@ -27,7 +27,6 @@ from distill.runtime.signals import Signals
 
 HOROVOD = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
 QUICK_WITH_TORCH = ["ddp", pytest.param("horovod", marks=[HOROVOD, pytest.mark.slow])]
-QUICK_WITH_HOROVOD = [pytest.param("ddp", marks=pytest.mark.slow), pytest.param("horovod", marks=HOROVOD)]
 LIMIT = 240  # seconds, on a busy machine
 JOB = """
 import os, signal, sys, time
@@ -133,33 +132,31 @@ def test_the_first_rank_that_fails_gives_the_status(
 # --- signals
 
 
-def start_and_wait(tmp_path: Path, name: str, what: str = "wait") -> Any:
+def start_and_wait(tmp_path: Path, name: str, what: str) -> Any:
     """Two ranks that have begun to wait for a signal."""
     job = start(tmp_path, name, what)
     wait_for(lambda: all((tmp_path / f"ready{rank}").exists() for rank in range(2)), job)
     return job
 
 
-@pytest.mark.parametrize("name", QUICK_WITH_HOROVOD)
-def test_signals_reach_the_ranks(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "what", "number", "status"),
+    [
+        pytest.param("ddp", "wait", signal.SIGTERM, 143, marks=pytest.mark.slow),
+        pytest.param("horovod", "wait", signal.SIGHUP, 129, marks=HOROVOD),
+        ("ddp", "full", signal.SIGTERM, 74),  # rank 0 finds the disk full, and the other stops as it should
+    ],
+)
+def test_signals_reach_the_ranks(name: str, what: str, number: int, status: int, tmp_path: Path) -> None:
     """All of them; what ends on request is not reported as killed."""
-    job = start_and_wait(tmp_path, name)
+    job = start_and_wait(tmp_path, name, what)
     job.send_signal(signal.SIGUSR1)
     wait_for(lambda: all((tmp_path / f"saved{rank}").exists() for rank in range(2)), job)
-    number = signal.SIGTERM if name == "ddp" else signal.SIGHUP
     job.send_signal(number)
     output, errors = job.communicate(timeout=LIMIT)
-    assert job.returncode == 128 + number, errors
+    assert job.returncode == status, errors
     assert "stopped in good order" in output and "killed" not in errors
     assert "stopped in good order" in (tmp_path / "logs/rank1.log").read_text()
-
-
-def test_a_rank_that_cannot_save_as_it_stops_gives_the_status(tmp_path: Path) -> None:
-    """Rank 0 finds the disk full, when a signal ends the run and the others stop as they should."""
-    job = start_and_wait(tmp_path, "ddp", "full")
-    job.send_signal(signal.SIGTERM)
-    _, errors = job.communicate(timeout=LIMIT)
-    assert job.returncode == 74, errors
 
 
 def test_a_rank_that_is_ended_while_it_gives_way_keeps_its_status() -> None:
@@ -198,7 +195,7 @@ def children(process: int) -> list[int]:
 
 
 def test_ranks_do_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
-    job = start_and_wait(tmp_path, "ddp")
+    job = start_and_wait(tmp_path, "ddp", "wait")
     ranks = children(job.pid)
     assert len(ranks) == 2 and all(map(is_alive, ranks))
     job.kill()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from distributed import run_ranks
-from job import STARTS, Shelf, assert_alike, command, composed, distill, metrics, results, wait_for
+from job import STARTS, Shelf, assert_alike, command, composed, metrics, results, wait_for
 from test_recipes import NAMES
 from tiny import Fit, make_model, make_rows, make_tokenizer, plain_sgd
 from torch.testing import assert_close
@@ -147,20 +147,3 @@ def test_every_recipe_says_how_many_sequences_a_step_has(name: str) -> None:
     assert {train.sequences(ranks) for ranks in (1, 2, 3)} == {train.sequences_per_step}
     assert composed(f"+recipe={name}", "train.accumulate=3").train.sequences(2) == 6 * train.batch_size
     assert train.changed(sequences_per_step=None).sequences(3) == train.batch_size, "a step is a micro-batch"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "micro_batch"), [(2, 4), (3, 3)])
-def test_the_student_does_not_depend_on_the_number_of_ranks(
-    ranks: int, micro_batch: int, shelf: Shelf, tmp_path: Path
-) -> None:
-    """The main job without a word on the size of a step."""
-    arguments = ["+recipe=distilbert_gutenberg", *shelf.corpus, "teacher=pretrained", f"teacher.path={shelf.teacher}"]
-    arguments += ["train.epochs=null", "train.steps=4", "train.log_every=1", "precision=fp32", "student.layers=[0,1]"]
-    arguments += ["evaluate.pseudo_perplexity.fraction=0", "corpus.max_sequences=60"]
-    one, several = tmp_path / "one", tmp_path / "several"
-    assert distill(*arguments, f"hydra.run.dir={one}") == 0
-    errors = ended(0, *arguments, f"hydra.run.dir={several}", "backend=ddp", f"backend.processes={ranks}")
-    assert f"8 sequences (1 micro-batch of at most {micro_batch} on each of {ranks} ranks)" in errors
-    assert_alike(one, several)
-    assert [line["tokens"] for line in metrics(several)] == [line["tokens"] for line in metrics(one)]
