@@ -55,7 +55,7 @@ def parameters_on_meta() -> Iterator[None]:
         made = None if parameter is None else nn.Parameter(parameter.to("meta"), parameter.requires_grad)
         REGISTER(module, name, made)
 
-    nn.Module.register_parameter = without_memory  # type: ignore[method-assign]
+    nn.Module.register_parameter = without_memory  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
