@@ -227,3 +227,6 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
         sync.scale(0.5)
         torch.testing.assert_close(model.factor.grad, plain.factor.grad * 0.5)
         torch.testing.assert_close(whole(model.head.weight.grad), plain.head.weight.grad * 0.5)
+        sync.zero()
+        sync.all_reduce_gradients()
+        assert not whole(model.head.weight.grad).any(), "what no micro-batch touched has a gradient of zeros"
