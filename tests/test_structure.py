@@ -14,7 +14,7 @@ PYTHON = sorted(path for folder in ("distill", "tests", "benchmarks") for path i
 # Lines of Python that a room may have. What a change adds leaves elsewhere: these numbers only become smaller.
 MOST_LINES = {
     "commands": 3650, "config": 2940, "data": 7470, "distributed": 2400, "evaluation": 2380, "models": 3870,
-    "objective": 2090, "optim": 730, "report": 3250, "runs": 5150, "runtime": 1340, "tasks": 700, "teacher": 1160,
+    "objective": 1980, "optim": 725, "report": 3250, "runs": 5150, "runtime": 1340, "tasks": 700, "teacher": 1160,
 }  # fmt: skip
 
 

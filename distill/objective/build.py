@@ -18,13 +18,16 @@ from distill.runtime.users_code import mistake, naming_mistakes
 # Of a run on the CPU: where torch.compile should win back the seconds that it takes to start. An estimate, from 8 ns
 # saved a logit (measured at 512 x 30,522) and 10 to 20 s to start.
 MANY_LOGITS = 4e9
+# What a loss raises on any logits. Anything else may come of their number: of 7 before the vocabulary is known.
+OF_ANY_VOCABULARY = (NameError, AttributeError, TypeError, ImportError)
 
 
 def make_terms(settings: ObjectiveConfig) -> dict[str, Term]:
     """The terms that have a weight at any time of the run, by name.
 
     Raises:
-        SettingError: settings that a term does not take, or values that it refuses.
+        SettingError: settings that a term does not take, values that it refuses, or a user's loss over the vocabulary
+            that fails whatever the vocabulary is: before anything heavy starts.
     """
     terms = {name: settings.component(name)() for name, term in settings.terms.items() if not is_zero(term.weight)}
     for name, term in terms.items():
@@ -34,23 +37,17 @@ def make_terms(settings: ObjectiveConfig) -> dict[str, Term]:
                 f"objective.{name}._target_={path} gives no loss term: inherit from distill.objective.terms.Term"
             )
         if isinstance(term, VocabularyTerm) and not path.startswith("distill."):
-            _check_early(f"objective.{name}._target_={path}", term)
+            if term.positions not in (ALL, TARGETS):
+                problem = f"positions={term.positions} is not known: choose {ALL} or {TARGETS}"
+                raise SettingError(f"objective.{name}._target_={path}: {problem}")
+            if type(term).build is Term.build:  # else `losses` may read what only `build` makes
+                _try_losses(f"objective.{name}._target_={path}", term, 7, OF_ANY_VOCABULARY)
         if settings.schedule_of(name) is not None and not hasattr(term, "temperature"):
             raise SettingError(
                 f"objective.{name}.temperature follows a schedule, but {path} has no attribute temperature to set in "
                 "each step: keep it as self.temperature, or give one number"
             )
     return terms
-
-
-def _check_early(setting: str, term: VocabularyTerm) -> None:
-    """Raises SettingError for what is wrong with a user's loss on any vocabulary, before anything heavy starts."""
-    if term.positions not in (ALL, TARGETS):
-        raise SettingError(f"{setting}: positions={term.positions} is not known: choose {ALL} or {TARGETS}")
-    if type(term).build is Term.build:  # else `losses` may read what only `build` makes
-        # What else is raised may come of a vocabulary of 7, such as a weight for each token of another one.
-        refused = (NameError, AttributeError, TypeError, ImportError)
-        _try_losses(setting, term, 7, torch.device("cpu"), refused)
 
 
 def check_losses(objective: Objective, settings: ObjectiveConfig, device: torch.device) -> None:
@@ -62,16 +59,16 @@ def check_losses(objective: Objective, settings: ObjectiveConfig, device: torch.
     for name, term in objective.terms.items():
         path = settings.component(name).path
         if isinstance(term, VocabularyTerm) and not path.startswith("distill."):
-            setting, gaps = f"objective.{name}._target_={path}", objective.visits_all_rows
-            _try_losses(setting, term, objective.vocab, device, (Exception,), gaps)
+            setting = f"objective.{name}._target_={path}"
+            _try_losses(setting, term, objective.vocab, (Exception,), device, objective.visits_all_rows)
 
 
 def _try_losses(
     setting: str,
     term: VocabularyTerm,
     vocab: int,
-    device: torch.device,
     refused: tuple[type[Exception], ...],
+    device: torch.device | None = None,
     gaps: bool = False,
 ) -> None:
     """`check_losses` of one term.
@@ -80,11 +77,9 @@ def _try_losses(
         refused: of what it raises only these kinds are faults.
         gaps: whether positions without a target are among those that it gets.
     """
-    draws = torch.Generator().manual_seed(0)
-    student, teacher = (torch.randn(3, vocab, generator=draws).to(device) for _ in range(2))
-    targets = torch.tensor([1, 2, 3], device=device) % vocab
-    if gaps:
-        targets[2] = NO_TARGET
+    random = torch.Generator().manual_seed(0)
+    student, teacher = (torch.randn(3, vocab, generator=random).to(device) for _ in range(2))
+    targets = torch.tensor([1 % vocab, 2 % vocab, NO_TARGET if gaps else 3 % vocab], device=device)
     try:
         tried = copy.copy(term)  # a normalization, or a mean that it keeps, begins with the first step
         tried.module = copy.deepcopy(term.module)
@@ -131,8 +126,12 @@ def build_objective(
     Raises:
         SettingError: a term reads what compiled encoders hide.
     """
-    if precision.compile:
-        _check_compiled(terms)
+    for name, term in terms.items():
+        if precision.compile and (term.student_reads.qkv or term.teacher_reads.qkv):  # recorded anew in each step
+            raise SettingError(
+                f"precision.compile=true, but objective.{name} reads queries and keys, which a compiled encoder "
+                "hides: set precision.compile=false"
+            )
     weights = {name: term.weight for name, term in settings.terms.items()}
     schedules = {name: settings.schedule_of(name) for name in terms}
     temperatures = {name: schedule for name, schedule in schedules.items() if schedule is not None}
@@ -143,16 +142,6 @@ def build_objective(
     compiles = any(by_hand(on_logits, all_rows)) and precision.kernels != "plain" and not temperatures
     compiled = compiles and pays_to_compile(settings, precision, device, fraction * num_positions * vocab)
     return Objective(terms, weights, vocab, temperatures, compiled)
-
-
-def _check_compiled(terms: dict[str, Term]) -> None:
-    """Refuse encoders whose queries and keys are recorded, as they would be compiled anew at every step."""
-    for name, term in terms.items():
-        if term.student_reads.qkv or term.teacher_reads.qkv:
-            raise SettingError(
-                f"precision.compile=true, but objective.{name} reads queries and keys, which a compiled encoder "
-                "hides: set precision.compile=false"
-            )
 
 
 def pays_to_compile(

@@ -11,6 +11,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -82,11 +83,9 @@ class ChunkedLosses:
         self.vocab, self.compiled, self._tiling = vocab, compiled, tiling
         self.soft, self.tokens = by_hand(terms, all_rows)
         self.further = [term for term in terms if term is not self.soft and term is not self.tokens]
-        self.has_kernel = self.soft is not None or self.tokens is not None
-        # The order of losses in here: soft targets and tokens, of which one may be None, and then all others.
-        ordered = [self.soft, self.tokens, *self.further] if self.has_kernel else self.further
-        self._number_of = [None if term is None else terms.index(term) for term in ordered]
-        self._place_of = [ordered.index(term) for term in terms]
+        number_of = {id(term): number for number, term in enumerate(terms)}
+        self._by_hand = [number_of.get(id(term)) for term in (self.soft, self.tokens)]  # None: there is no such term
+        self._by_formulas = [number_of[id(term)] for term in self.further]
         modules = [term.module for term in self.further if term.module is not None]
         parameters = (parameter for module in modules for parameter in module.parameters() if parameter.requires_grad)
         self.parameters: list[Tensor] = list(dict.fromkeys(parameters))  # terms may share a module
@@ -106,38 +105,41 @@ class ChunkedLosses:
         Returns:
             The loss (scalar, differentiable in the student's rows, weight and bias and in `parameters`), and the sums.
         """
-        none = scales.new_zeros(())
-        ordered = torch.stack([none if number is None else scales[number] for number in self._number_of])
         mixture = Mixture.of(teacher if self.soft is not None or self.further else None)
         # Autocast is off while chunks are visited: the formats that it would choose are taken down here.
         mixture = mixture._replace(members=tuple(_with_dtype(member) for member in mixture.members))
         reads_targets = self.tokens is not None or bool(self.further)
         tiling = self._tiling or (CPU if student.rows.device.type == "cpu" else GPU)
-        visit = _Visit(self, tiling, _with_dtype(student), mixture, targets if reads_targets else None, ordered)
+        visit = _Visit(self, tiling, _with_dtype(student), mixture, targets if reads_targets else None, scales)
         loss, sums = _InChunks.apply(*student[:3], visit, torch.is_grad_enabled(), *self.parameters)
-        return loss, torch.stack([sums[place] for place in self._place_of])
+        return loss, sums
 
     def losses_of(self, block: "Block", scales: Tensor, of_modules: Sequence[Tensor]) -> Tensor:
-        """Losses [M, n] of a block, in the order in here; its logits become the gradient of the scaled losses.
+        """Losses [M, n] of a block; its logits become the gradient of the scaled losses.
 
         Args:
             of_modules: where the gradients of `parameters` are added up.
         """
-        if not self.has_kernel:
-            return self._by_formulas(block, scales, of_modules)
-        copy = block._replace(logits=block.logits.clone()) if self.further else None  # that the formulas overwrite
-        column = None if self.tokens is None or block.targets is None else block.targets[:, None]
-        kernel = compiled_kernel if self.compiled else soft_and_tokens
-        temperature, cutoff = (1.0, 0.0) if self.soft is None else (self.soft.temperature, self.soft.cutoff)
-        single = None if self.soft is None else block.teacher
-        losses: Tensor = kernel(block.logits, block.bias, single, column, scales[:2], temperature, cutoff)
-        if copy is not None:
-            losses = torch.cat([losses, self._by_formulas(copy, scales[2:], of_modules)])
-            block.logits.add_(copy.logits)
-        return losses
+        has_kernel, none = any(number is not None for number in self._by_hand), scales.new_zeros(())
+        rows: dict[int | None, Tensor] = {}
+        others = block._replace(logits=block.logits.clone()) if has_kernel and self.further else block
+        if has_kernel:
+            column = None if self.tokens is None or block.targets is None else block.targets[:, None]
+            kernel = compiled_kernel if self.compiled else soft_and_tokens
+            temperature, cutoff = (1.0, 0.0) if self.soft is None else (self.soft.temperature, self.soft.cutoff)
+            single = None if self.soft is None else block.teacher
+            of_both = torch.stack([none if number is None else scales[number] for number in self._by_hand])
+            found = kernel(block.logits, block.bias, single, column, of_both, temperature, cutoff)
+            rows |= zip(self._by_hand, found, strict=True)
+        if self.further:
+            of_others = torch.stack([scales[number] for number in self._by_formulas])
+            rows |= zip(self._by_formulas, self._losses_by_formulas(others, of_others, of_modules), strict=True)
+            if has_kernel:
+                block.logits.add_(others.logits)
+        return torch.stack([rows[number] for number in range(len(scales))])
 
-    def _by_formulas(self, block: "Block", scales: Tensor, of_modules: Sequence[Tensor]) -> Tensor:
-        """`losses_of` of the further terms."""
+    def _losses_by_formulas(self, block: "Block", scales: Tensor, of_modules: Sequence[Tensor]) -> Tensor:
+        """`losses_of` of the further terms alone."""
         z = biased(block.logits, block.bias, scales.dtype).detach().requires_grad_()
         y = None if block.teacher is None else block.teacher.as_read_by_terms(scales.dtype)
         targets = block.targets
@@ -207,26 +209,16 @@ class _InChunks(torch.autograd.Function):
         return *gradients[:3], None, None, *gradients[3:]
 
 
+@dataclass(frozen=True)
 class _Visit:
-    """One visit of all rows, in chunks.
+    """One visit of all rows, in chunks."""
 
-    Attributes:
-        teacher: without members where no term reads one.
-        targets: [N]; None: no row has one.
-        scales: [M], in the order of `ChunkedLosses.losses_of`; its dtype is that of the elementwise part.
-    """
-
-    def __init__(
-        self,
-        losses: ChunkedLosses,
-        tiling: Tiling,
-        student: Head,
-        teacher: Mixture,
-        targets: Tensor | None,
-        scales: Tensor,
-    ) -> None:
-        self.losses, self.tiling, self.student, self.teacher = losses, tiling, student, teacher
-        self.targets, self.scales = targets, scales
+    losses: ChunkedLosses
+    tiling: Tiling
+    student: Head
+    teacher: Mixture  # without members where no term reads one
+    targets: Tensor | None  # [N]; None: no row has one
+    scales: Tensor  # [M]; its dtype is that of the elementwise part
 
     def __call__(self, wanted: list[bool]) -> tuple[Tensor, list[Tensor | None]]:
         """Sums [M], and gradients of the scaled loss: of rows, weight and bias where they are wanted, of modules."""
@@ -277,7 +269,8 @@ class _Visit:
         with_target, without = has_target.nonzero()[:, 0], (~has_target).nonzero()[:, 0]
         if not self.teacher.members and all(term.positions != ALL for term in self.losses.further):
             without = without[:0]
-        return torch.cat([with_target, without]), len(with_target) + len(without), len(with_target)
+        order = torch.cat([with_target, without])
+        return order, len(order), len(with_target)
 
     def _chunk_rows(self, num_rows: int) -> int:
         """Rows per chunk: as many as the budget allows, but the chunks all alike."""
@@ -296,11 +289,11 @@ class _Visit:
 
     def _chunks_of(self, teacher: Head | Single, order: Tensor | None, chunk: int) -> Callable[[int, int], Single]:
         """What gives the distribution of a teacher for the rows [start, stop) of the order."""
-        if isinstance(teacher, Head):
-            products = self._products(teacher, order, chunk)
-            return lambda start, stop: Logits(products(start, stop), products.bias)
-        ordered = teacher if order is None else teacher.rows(order)
-        return lambda start, stop: ordered.rows(slice(start, stop))
+        if not isinstance(teacher, Head):
+            ordered = teacher if order is None else teacher.rows(order)
+            return lambda start, stop: ordered.rows(slice(start, stop))
+        products = self._products(teacher, order, chunk)
+        return lambda start, stop: Logits(products(start, stop), products.bias)
 
     def _products(self, head: Head, order: Tensor | None, chunk: int) -> "_Products":
         rows = head.rows if order is None else head.rows[order]

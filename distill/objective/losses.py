@@ -63,25 +63,19 @@ def soft_sampled(
     return temperature**2 * (neg_entropy[:, 0].to(log_q.dtype) - cross)
 
 
-def reverse_kl(student_logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
-    """T^2 * KL(softmax(student / T) || softmax(teacher / T)), summed over the vocabulary, in nats: [N, V] twice -> [N].
-
-    Gu et al., "MiniLLM: Knowledge Distillation of Large Language Models" (2024). It costs the student little to miss
-    what is probable for the teacher, and much to make probable what is not.
-    """
-    log_q, log_p = _scaled_pair(student_logits, teacher_logits, temperature)
-    return temperature**2 * F.kl_div(log_p, log_q, reduction="none", log_target=True).sum(-1)
-
-
-def jensen_shannon(student_logits: Tensor, teacher_logits: Tensor, temperature: float, beta: float) -> Tensor:
+def divergence(student_logits: Tensor, teacher_logits: Tensor, temperature: float, beta: float) -> Tensor:
     """T^2 * (beta * KL(p || m) + (1 - beta) * KL(q || m)), m = beta * p + (1 - beta) * q: [N, V] twice -> [N], in nats.
 
     p = softmax(teacher / T), q = softmax(student / T). The generalised Jensen-Shannon divergence of Agarwal et al.,
     "On-Policy Distillation of Language Models" (2024). Near 0 it is beta * KL(p || q) and near 1 it is (1 - beta) *
-    KL(q || p), and so it goes to 0 at both ends; there, as in the published code, it is KL(p || q) for beta = 0 (that
-    of `soft`) and KL(q || p) for beta = 1 (`reverse_kl`): the value jumps at 0 and at 1.
+    KL(q || p), and so it goes to 0 at both ends. At the ends themselves, as in the published code, it is KL(p || q),
+    that of `soft`, for beta = 0, and KL(q || p), the reverse divergence, for beta = 1 (Gu et al., "MiniLLM: Knowledge
+    Distillation of Large Language Models", 2024): it costs the student little to miss what is probable for the teacher,
+    and much to make probable what is not. The value jumps at 0 and at 1.
     """
-    log_q, log_p = _scaled_pair(student_logits, teacher_logits, temperature)
+    log_q, log_p = (
+        (at_least_fp32(logits) / temperature).log_softmax(-1) for logits in (student_logits, teacher_logits)
+    )
     if beta in (0, 1):
         over, under = (log_p, log_q) if beta == 0 else (log_q, log_p)
         return temperature**2 * F.kl_div(under, over, reduction="none", log_target=True).sum(-1)
@@ -128,9 +122,3 @@ def _tail(student: Tensor, teacher: Tensor, cut: Tensor) -> Tensor:
     log_mass_p = teacher.masked_fill(outside, -torch.inf).logsumexp(-1) - teacher.logsumexp(-1)
     log_mass_q = student.masked_fill(outside, -torch.inf).logsumexp(-1) - student.logsumexp(-1)
     return log_mass_p.exp() * (log_mass_p - log_mass_q)
-
-
-def _scaled_pair(student: Tensor, teacher: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """log softmax(student / T) and log softmax(teacher / T)."""
-    log_q, log_p = ((at_least_fp32(logits) / temperature).log_softmax(-1) for logits in (student, teacher))
-    return log_q, log_p

@@ -117,17 +117,17 @@ class Objective:
 
     def student_spec(self, batch: Batch) -> OutputSpec:
         """What the student's forward is to give."""
-        inner = union(term.student_reads for term in self.terms.values())
-        head = inner.head or bool(self._vocabulary)
-        positions = self.positions(batch) if head or inner.last_rows else None
-        return inner._replace(head=head, positions=positions)
+        return self._spec(batch, [term.student_reads for term in self.terms.values()], bool(self._vocabulary))
 
     def teacher_spec(self, batch: Batch) -> OutputSpec:
         """What the teacher is to give."""
-        inner = union(term.teacher_reads for term in self.terms.values())
-        head = inner.head or any(term.needs_teacher for term in self._vocabulary.values())
-        positions = self.positions(batch) if head or inner.last_rows else None
-        return inner._replace(head=head, positions=positions)
+        asked = any(term.needs_teacher for term in self._vocabulary.values())
+        return self._spec(batch, [term.teacher_reads for term in self.terms.values()], asked)
+
+    def _spec(self, batch: Batch, reads: list[OutputSpec], on_logits: bool) -> OutputSpec:
+        inner = union(reads)
+        head = inner.head or on_logits
+        return inner._replace(head=head, positions=self.positions(batch) if head or inner.last_rows else None)
 
     def __call__(self, model: Trainable, teacher: TeacherOutput, batch: Batch, scales: Tensor) -> tuple[Tensor, Tensor]:
         """This micro-batch's part of the step's loss, and the sums of the terms, [T], detached."""
@@ -174,12 +174,12 @@ class Objective:
 
 def reads_all_rows(terms: Iterable[Term]) -> bool:
     """Whether a term needs the head at every non-padding position, as those do that read it for themselves."""
-    for term in terms:
-        if isinstance(term, VocabularyTerm) and term.positions == ALL:
-            return True
-        if term.student_reads.head or term.teacher_reads.head:
-            return True
-    return False
+    return any(
+        term.student_reads.head
+        or term.teacher_reads.head
+        or (isinstance(term, VocabularyTerm) and term.positions == ALL)
+        for term in terms
+    )
 
 
 def mixing_temperature(terms: Mapping[str, VocabularyTerm], scheduled: Mapping[str, Any] | None = None) -> float:

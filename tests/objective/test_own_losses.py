@@ -1,18 +1,23 @@
-"""Losses on logits of the user's own: tried once they are bound to the pair, on its vocabulary."""
+"""Losses of the user's own: tried before training and on the pair's vocabulary, trained, checkpointed, not exported."""
 
-import re
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
+import own_parts
 import pytest
-import tiny
 import torch
-from job import Shelf
-from tiny import VOCAB, named_terms
+from job import Shelf, assert_alike, assert_same, command, metrics, results, weights
+from pairs import window
+from safetensors.torch import load_file
+from tiny import VOCAB, loss_of, make_model, make_objective, named_terms, objective_config
 from torch import Tensor
+from torch.nn.functional import kl_div, pad
 
+from distill import OutputSpec, Term, VocabularyTerm
+from distill.models.language_model import Head
 from distill.objective.build import check_losses, make_terms
-from distill.objective.terms import VocabularyTerm
 from distill.runtime.errors import SettingError
 
 CPU = torch.device("cpu")
@@ -22,27 +27,35 @@ class Weighted(VocabularyTerm):
     """A weight for each token, of a vocabulary whose size it knows when it is made."""
 
     def __init__(self, size: int) -> None:
-        self.weights = torch.linspace(1.0, 2.0, size)
+        self.weights, self.rows = torch.linspace(1.0, 2.0, size), 0  # `positions` was once called so
 
     def losses(self, student: Tensor, teacher: Any, targets: Tensor) -> Tensor:
         return ((student - teacher).square() * self.weights).mean(-1)
 
 
-class Built(Weighted):
-    """The same as `build` makes it for the student."""
+class Centred(Weighted):
+    """Makes its weights for the student, and keeps a mean of what it has seen, in a module and beside it."""
 
     def __init__(self) -> None:
-        pass
+        self.rows = 0
 
-    def build(self, student: Any, teacher: Any | None) -> None:
+    def build(self, student: Any, teacher: Any) -> None:
         super().__init__(student.config.vocab_size)
+        self.module = torch.nn.BatchNorm1d(1)
+
+    def losses(self, student: Tensor, teacher: Any, targets: Tensor) -> Tensor:
+        self.rows += len(student)
+        return self.module(super().losses(student, teacher, targets)[:, None])[:, 0]
 
 
 class Mean(Weighted):
-    """One value in place of one per position."""
-
     def losses(self, student: Tensor, teacher: Any, targets: Tensor) -> Tensor:
         return (student - teacher).square().mean()
+
+
+class Misspelt(Weighted):
+    def losses(self, student: Tensor, teacher: Any, targets: Tensor) -> Tensor:
+        return student.sum(-1) - self.wheights
 
 
 class Detached(Weighted):
@@ -50,43 +63,38 @@ class Detached(Weighted):
         return super().losses(student.detach(), teacher, targets)
 
 
-class Misspelt(Weighted):
-    def losses(self, student: Tensor, teacher: Any, targets: Tensor) -> Tensor:
-        return student.sum(-1) - self.wheights  # type: ignore[attr-defined, no-any-return]
-
-
-def settings_of(term: type, **settings: Any) -> Any:
-    return named_terms(mine={"_target_": f"{__name__}.{term.__name__}", **settings})
-
-
-@pytest.mark.parametrize(("term", "settings"), [(Weighted, {"size": VOCAB}), (Built, {})])
-def test_a_weight_for_each_token_is_no_fault(term: type, settings: dict[str, Any]) -> None:
-    student, teacher = (tiny.make_model("bert", 1, seed=seed) for seed in (0, 1))
-    config = settings_of(term, **settings)
-    objective = tiny.make_objective(config, student, teacher)
-    assert objective.terms["mine"].weights.shape == (objective.vocab,)
-    check_losses(objective, config, CPU)
-
-
-class Centred(Weighted):
-    """Keeps a mean of what it has seen, in a module and beside it."""
-
-    def build(self, student: Any, teacher: Any) -> None:
-        super().build(student, teacher)
-        self.module, self.seen = torch.nn.BatchNorm1d(1), 0
+class Gathered(Weighted):
+    """Takes every position for one with a target."""
 
     def losses(self, student: Tensor, teacher: Any, targets: Tensor) -> Tensor:
-        self.seen += 1
-        assert self.module is not None
-        return self.module(super().losses(student, teacher, targets)[:, None])[:, 0]  # type: ignore[no-any-return]
+        return student.gather(1, targets[:, None])[:, 0]
 
 
-def test_a_trial_leaves_a_loss_as_it_was() -> None:
-    student, config = tiny.make_model("bert", 1), settings_of(Centred, size=VOCAB)
-    objective = tiny.make_objective(config, student, student)
+class GatheredTargets(Gathered):
+    positions = "targets"
+
+
+def own(term: type, **settings: Any) -> dict[str, Any]:
+    return {"_target_": f"{__name__}.{term.__name__}", **settings}
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "test_own_losses", sys.modules[__name__])
+
+
+def tried(settings: dict[str, Any]) -> Any:
+    """The loss, bound to a pair and tried as before a training."""
+    config, student = named_terms(mine=settings), make_model("bert", 1)
+    objective = make_objective(config, student, make_model("bert", 1, seed=1))
     check_losses(objective, config, CPU)
-    term: Any = objective.terms["mine"]
-    assert term.seen == 0 and int(term.module.num_batches_tracked) == 0
+    return objective.terms["mine"]
+
+
+def test_a_weight_for_each_token_is_no_fault_and_a_trial_leaves_a_loss_as_it_was() -> None:
+    assert tried(own(Weighted, size=VOCAB)).positions == "all" and tried(own(GatheredTargets, size=VOCAB))
+    term = tried(own(Centred))
+    assert term.rows == 0 and int(term.module.num_batches_tracked) == 0 and term.weights.shape == (VOCAB,)
 
 
 @pytest.mark.parametrize(
@@ -98,50 +106,135 @@ def test_a_trial_leaves_a_loss_as_it_was() -> None:
 )
 def test_faults_on_any_vocabulary_are_refused_at_once(term: type, words: str) -> None:
     with pytest.raises(SettingError, match=rf"^objective\.mine\._target_={__name__}\.{term.__name__}: {words}"):
-        make_terms(settings_of(term, size=VOCAB))
+        make_terms(named_terms(mine=own(term, size=VOCAB)))
 
 
-def test_other_faults_are_refused_once_the_vocabulary_is_there(
+@pytest.mark.parametrize(
+    ("term", "words"), [(Gathered, "fails on logits"), (Detached, "does not depend on the student")]
+)
+def test_other_faults_are_refused_before_the_training(term: type, words: str) -> None:
+    """Where positions without a target are among those that it gets, they are tried, too."""
+    with pytest.raises(SettingError, match=words):
+        tried(own(term, size=VOCAB))
+
+
+def test_a_run_with_a_loss_of_another_vocabulary_is_refused(
     shelf: Shelf, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    term = f"+objective.mine={{_target_: {__name__}.Weighted, size: 5}}"
-    assert shelf.run(tmp_path / "run", term) == 2
-    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("distill: ")]
-    assert re.search(r"objective\.mine\._target_=.*Weighted: losses\(\) fails .*RuntimeError: The size", line), line
+    assert shelf.run(tmp_path / "run", f"+objective.mine={{_target_: {__name__}.Weighted, size: 5}}") == 2
+    assert "Weighted: losses() fails on logits of 3 positions: RuntimeError: The size" in capfd.readouterr().err
 
 
-class Gathered(Weighted):
-    """Takes every position for one with a target."""
-
-    def losses(self, student: Tensor, teacher: Any, targets: Tensor) -> Tensor:
-        return student.gather(1, targets[:, None])[:, 0]
-
-
-def test_positions_without_a_target_are_tried_where_there_are_any() -> None:
-    student, config = tiny.make_model("bert", 1), settings_of(Gathered, size=VOCAB)
-    objective = tiny.make_objective(config, student, student)
-    with pytest.raises(SettingError, match=r"losses\(\) fails on logits of 3 positions"):
-        check_losses(objective, config, CPU)
-    objective.terms["mine"].positions = "targets"  # type: ignore[attr-defined]
-    check_losses(objective, config, CPU)
+@pytest.mark.parametrize(
+    ("method", "error"), [("build", "AttributeError"), ("count", "AttributeError"), ("loss_sum", "RuntimeError")]
+)
+def test_a_fault_in_any_method_names_the_loss_and_the_line(method: str, error: str, teacher: Any) -> None:
+    student, settings = make_model("bert", 2), objective_config(mine={"_target_": "own_parts.Faulty", "method": method})
+    words = rf"^objective\.mine: {method}\(\) of Faulty fails: {error}.*\(own_parts\.py, line"
+    with pytest.raises(SettingError, match=words):
+        loss_of(make_objective(settings, student, teacher), student, teacher, window(2))
 
 
-def test_a_loss_that_does_not_depend_on_the_student_is_refused() -> None:
-    student = tiny.make_model("bert", 1)
-    config = settings_of(Detached, size=VOCAB)
-    objective = tiny.make_objective(config, student, student)
-    with pytest.raises(SettingError, match="does not depend on the student's logits"):
-        check_losses(objective, config, CPU)
+# --- one that reads the heads of both models
 
 
-class Counting(Weighted):
-    """Keeps how many rows it has seen, under the name that `positions` had once."""
+class AllLogits(Term):
+    """The forward divergence at every position, from all logits at once."""
 
-    def __init__(self, size: int) -> None:
-        super().__init__(size)
-        self.rows = 0
+    student_reads = teacher_reads = OutputSpec(head=True)
+
+    def count(self, batch: Any) -> int:
+        return batch.num_valid
+
+    def loss_sum(self, student: Any, teacher: Any, batch: Any) -> Tensor:
+        q, p = (each.logits().log_softmax(-1) for each in (student.head, teacher.distribution))
+        return kl_div(q, p, reduction="sum", log_target=True)
 
 
-def test_an_attribute_of_ones_own_may_be_called_rows() -> None:
-    term: Any = make_terms(settings_of(Counting, size=VOCAB))["mine"]
-    assert term.rows == 0 and term.positions == "all"
+class Sorted(AllLogits):
+    """The distance of sorted probabilities, whatever tokens have them (Boizard et al. 2024)."""
+
+    def loss_sum(self, student: Any, teacher: Any, batch: Any) -> Tensor:
+        q, p = (each.logits().softmax(-1).sort(-1, descending=True)[0] for each in (student.head, teacher.distribution))
+        return (pad(q, (0, max(0, p.shape[1] - q.shape[1]))) - pad(p, (0, max(0, q.shape[1] - p.shape[1])))).abs().sum()
+
+
+@pytest.mark.parametrize("rows", ["all", "masked"])
+def test_it_reads_every_position_and_leaves_the_other_losses_as_they_are(teacher: Any, rows: str) -> None:
+    """Its value and gradient are those of `soft`, and rows that only it reads carry no other term."""
+    batches, student, found = window(2), make_model("distilbert", 1, seed=2), []
+    second = {"kind": "soft", "temperature": 1.0, "weight": 0.7}
+    for more in ({"mine": own(AllLogits, weight=0.7)}, {"mine": second}, {}):
+        objective = make_objective(objective_config(3.0, 2.0, 0.0, rows=rows, **more), student, teacher)
+        loss, sums = loss_of(objective, student, teacher, batches)
+        gradients = torch.autograd.grad(loss, list(student.parameters()), materialize_grads=True)
+        found.append((loss.detach(), torch.cat([each.flatten() for each in gradients]), sums))
+    (loss, mine, sums), (want, reference, want_sums), (_, _, others) = found
+    torch.testing.assert_close(loss, want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(mine, reference, rtol=0, atol=1e-5 * float(reference.abs().max()))
+    assert sums == pytest.approx(want_sums, rel=1e-5)
+    assert [sums[name] for name in ("soft", "mlm")] == pytest.approx([others[name] for name in ("soft", "mlm")])
+
+
+def test_it_may_compare_two_vocabularies(teacher: Any) -> None:
+    student = make_model("distilbert", 1, seed=2)
+    student.resize_token_embeddings(student.config.vocab_size + 16)
+    objective = make_objective(named_terms(mine=own(Sorted)), student, teacher)
+    loss, _ = loss_of(objective, student, teacher, window(2))
+    loss.backward()
+    assert 0 < float(loss.detach()) < 2 and float(student.get_output_embeddings().weight.grad.abs().max()) > 0
+
+
+def test_its_logits_are_capped_as_the_model_caps_them() -> None:
+    rows, weight = torch.randn(3, 4), torch.randn(7, 4)
+    torch.testing.assert_close(Head(rows, weight, softcap=2.0).logits(), 2 * (rows @ weight.T / 2).tanh())
+
+
+# --- one with a projection in whole runs
+
+TERM = "+objective.hidden_1={_target_: own_parts.ProjectedHidden, weight: 3.0, student_layer: 1, teacher_layer: 2}"
+
+
+def checkpoint(folder: Path, step: int) -> dict[str, Tensor]:
+    return load_file(folder / "checkpoints" / f"step-{step:08d}" / "model.safetensors")
+
+
+def test_it_is_logged_trained_checkpointed_and_resumed_but_not_exported(shelf: Shelf, done: Path) -> None:
+    folder, resumed = shelf.root / "own-term", shelf.root / "own-term-resumed"
+    assert shelf.run(folder, TERM) == 0
+    lines, content = metrics(folder), results(folder)
+    for line in lines:
+        parts = 5 * line["loss/soft"] + 2 * line["loss/mlm"] + line["loss/cosine"] + 3 * line["loss/hidden_1"]
+        assert line["loss/total"] == pytest.approx(parts, rel=1e-5)
+    assert lines[-1]["loss/hidden_1"] < lines[0]["loss/hidden_1"]
+    assert content["objective"]["terms"]["hidden_1"] == {"title": "Projected hidden state", "weight": 3.0}
+    assert "Projected hidden state" in (folder / "report.html").read_text()
+    before, after = (checkpoint(folder, step)["terms.hidden_1.weight"] for step in (6, 8))
+    assert not torch.equal(before, after) and weights(folder).keys() == weights(done).keys()
+    shutil.copytree(folder, resumed)
+    (resumed / "results.json").unlink()
+    shutil.rmtree(resumed / "checkpoints" / "step-00000008")
+    assert shelf.run(resumed, TERM) == 0
+    assert_same(resumed, folder)
+    assert torch.equal(checkpoint(resumed, 8)["terms.hidden_1.weight"], after)
+
+
+@pytest.mark.slow
+def test_two_ranks_train_it_alike(shelf: Shelf) -> None:
+    ranks = ("backend=ddp", "backend.processes=2", "train.accumulate=1")
+    process = command(*shelf.arguments(shelf.root / "own-ranks", TERM, *ranks), path=Path(own_parts.__file__).parent)
+    _, errors = process.communicate(timeout=500)
+    assert process.returncode == 0 and shelf.run(shelf.root / "own-rank", TERM) == 0, errors
+    assert_alike(shelf.root / "own-ranks", shelf.root / "own-rank")
+
+
+def test_a_new_loss_is_one_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, teacher: Any) -> None:
+    """A file in the folder of the terms is found by its name: no list of terms has to be edited."""
+    import distill.objective.terms as package
+
+    text = Path(own_parts.__file__).read_text().replace("ProjectedHidden", "HiddenProjection")
+    (tmp_path / "hidden_projection.py").write_text(text)
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+    layers = {"student_layer": 1, "teacher_layer": 2}
+    settings = named_terms(hidden_projection=layers, second={"kind": "hidden_projection", **layers})
+    assert make_objective(settings, make_model("bert", 1), teacher).modules().keys() == {"hidden_projection", "second"}

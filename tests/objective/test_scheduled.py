@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from job import Shelf, metrics, results
 from naive import definition
 from test_checkpoint import killed_after, make_fit
 from tiny import (
@@ -21,45 +22,29 @@ from tiny import (
     weights_of,
 )
 
-from distill.config.objective import WeightSchedule, is_zero, value_at
-from distill.config.settings import ObjectiveConfig, PrecisionConfig, TrainConfig
-from distill.objective.build import build_objective, make_terms
+from distill.config.objective import WeightSchedule
+from distill.config.settings import ObjectiveConfig, TrainConfig
+from distill.objective.build import make_terms
 from distill.objective.running_mean import RunningMean
-from distill.runtime.errors import SettingError
 
-SOFT, MLM, TEMPERATURE = {"start": 5.0, "end": 1.0}, {"start": 0.0, "end": 2.0, "shape": "cosine"}, (4.0, 1.0)
-HOT = {"start": TEMPERATURE[0], "end": TEMPERATURE[1]}
+SOFT, MLM, HOT = {"start": 5.0, "end": 1.0}, {"start": 0.0, "end": 2.0, "shape": "cosine"}, {"start": 4.0, "end": 1.0}
 
 
 def scheduled(**more: Any) -> ObjectiveConfig:
     return objective_config(soft=SOFT, mlm=MLM, temperature=HOT, **more)
 
 
-def constant(progress: float, **more: Any) -> ObjectiveConfig:
+def constant(progress: float) -> ObjectiveConfig:
     """What `scheduled` is at that progress, worked out here."""
     mlm = 2.0 * 0.5 * (1 - np.cos(np.pi * progress))
-    return objective_config(soft=5 - 4 * progress, mlm=float(mlm), temperature=4 - 3 * progress, **more)
-
-
-def test_a_ramp() -> None:
-    line, curve = WeightSchedule(start=4.0, end=1.0), WeightSchedule(start=4.0, end=1.0, shape="cosine")
-    assert [line(x) for x in (0.0, 0.25, 0.5, 1.0)] == [4.0, 3.25, 2.5, 1.0]
-    assert [curve(x) for x in (0.0, 0.5, 1.0)] == [4.0, 2.5, 1.0] and 3.25 < curve(0.25) < 4.0
-    assert value_at(line, 0.5) == value_at(2.5, 0.1) == 2.5
-    assert (
-        is_zero(0.0)
-        and is_zero(WeightSchedule(start=0.0, end=0.0))
-        and not is_zero(WeightSchedule(start=0.0, end=1.0))
-        and not is_zero(WeightSchedule(start=1.0, end=0.0))
-    )
+    return objective_config(soft=5 - 4 * progress, mlm=float(mlm), temperature=4 - 3 * progress)
 
 
 @pytest.mark.parametrize("progress", [0.0, 0.3, 1.0])
 def test_value_and_gradient_are_those_of_the_numbers_in_force(
     tokenizer: Any, teacher: Any, rows: np.ndarray, progress: float, tmp_path: Path
 ) -> None:
-    batches = Fit(tmp_path, tokenizer, rows, teacher).batches.window(0)
-    student = make_model("distilbert", 1, seed=2)
+    batches, student = Fit(tmp_path, tokenizer, rows, teacher).batches.window(0), make_model("distilbert", 1, seed=2)
     objective = make_objective(scheduled(), student, teacher)
     objective.begin_step(progress)
     loss, _ = loss_of(objective, student, teacher, batches)
@@ -97,21 +82,12 @@ def test_a_training_is_that_of_the_numbers_of_each_step(
     assert_close(weights_of(fit.student), weights_of(student), rtol=1e-4, atol=1e-6)
 
 
-def test_constant_numbers_are_not_logged(tokenizer: Any, teacher: Any, rows: np.ndarray, tmp_path: Path) -> None:
-    fit = Fit(
-        tmp_path, tokenizer, rows, teacher, settings=TrainConfig(batch_size=4, accumulate=2, epochs=None, steps=1)
-    )
-    fit.run()
-    assert not [name for name in fit.logs[0] if name.startswith(("weight", "temperature"))]
-
-
 def test_totals_of_several_steps_are_of_the_weights_in_force_in_each() -> None:
     tally = RunningMean()
     tally.add({"soft": 6.0, "mlm": 2.0}, {"soft": 3.0, "mlm": 2.0}, {"soft": 5.0, "mlm": 0.0})
     tally.add({"soft": 2.0, "mlm": 3.0}, {"soft": 1.0, "mlm": 3.0}, {"soft": 1.0, "mlm": 2.0})
-    assert tally.means(["soft", "mlm"]) == {
-        "total": (5 * 6 + 1 * 2) / 4 + (0 * 2 + 2 * 3) / 5, "soft": 2.0, "mlm": 1.0
-    }  # fmt: skip
+    total = (5 * 6 + 1 * 2) / 4 + (0 * 2 + 2 * 3) / 5
+    assert tally.means(["soft", "mlm"]) == {"total": total, "soft": 2.0, "mlm": 1.0}
 
 
 @pytest.mark.parametrize("step", [1, 4])
@@ -135,48 +111,49 @@ def test_going_on_is_bitwise_the_same(
 
 
 def test_a_weight_that_is_zero_at_one_end_keeps_its_term() -> None:
-    for weight in ({"start": 0.0, "end": 1.0}, {"start": 1.0, "end": 0.0}):
-        assert "cosine" in make_terms(objective_config(cosine=weight))
+    for weight, kept in (({"start": 0.0, "end": 1.0}, True), ({"start": 1.0, "end": 0.0}, True), (0.0, False)):
+        assert ("cosine" in make_terms(objective_config(cosine=weight))) == kept
     assert "cosine" not in make_terms(objective_config(cosine={"start": 0.0, "end": 0.0}))
 
 
-def test_a_scheduled_temperature_is_not_compiled() -> None:
-    def built(**settings: Any) -> bool:
-        config = objective_config(**settings)
-        many, precision = 10**9, PrecisionConfig(compile=True)
-        return build_objective(make_terms(config), config, precision, 100, many, torch.device("cpu")).compiled
-
-    assert built() and built(soft=SOFT) and not built(temperature=HOT)
-
-
-def test_a_temperature_of_one_term_alone() -> None:
-    config = named_terms(**{"soft": {"weight": 1.0, "temperature": HOT}, "other": {"kind": "soft", "temperature": 3.0}})
-    terms = make_terms(config)
-    objective = build_objective(terms, config, PrecisionConfig(), 100, 1, torch.device("cpu"))
+def test_the_temperature_of_the_objective_reaches_terms_without_one_of_their_own() -> None:
+    terms = {"reverse_kl": {}, "jsd": {"temperature": 1.5}, "logit_mse": {}, "mlm": {}, "other": {"kind": "soft"}}
+    made = make_terms(named_terms(temperature=3.0, **terms))
+    assert made["reverse_kl"].temperature == made["other"].temperature == made["other"].top_k_temperature == 3.0
+    assert made["jsd"].temperature == 1.5 and not hasattr(made["logit_mse"], "temperature")
+    settings = named_terms(temperature=HOT, **terms)
+    assert {name: settings.schedule_of(name) for name in terms if settings.schedule_of(name)} == {
+        name: WeightSchedule(**HOT) for name in ("reverse_kl", "other")
+    }
+    objective = make_objective(settings, make_model("bert", 1), make_model("bert", 1))
+    made = dict(objective.terms)
     objective.begin_step(1.0)
-    assert [objective.terms[name].temperature for name in ("soft", "other")] == [1.0, 3.0]
-    assert terms["soft"].temperature == 4.0, "a term is never changed from outside"
-    assert objective.scheduled() == {"temperature/soft": 1.0}
+    assert [objective.terms[name].temperature for name in ("other", "jsd")] == [1.0, 1.5]
+    assert made["other"].temperature == 4.0, "a term is never changed from outside"
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"mlm": {"weight": {"start": 1.0}}}, ["objective.mlm.weight", "end"]),
-        ({"mlm": {"weight": {"start": 1.0, "end": 0.0, "stop": 2.0}}}, ["objective.mlm.weight", "stop"]),
-        ({"mlm": {"weight": {"start": 1.0, "end": "low"}}}, ["objective.mlm.weight", "low"]),
-        ({"mlm": {"weight": {"start": 1.0, "end": 0.0, "shape": "wave"}}}, ["objective.mlm.weight", "wave", "cosine"]),
-        ({"mlm": {"weight": [1.0, 0.0]}}, ["objective.mlm.weight=[1.0, 0.0]", "valid number"]),
-        ({"temperature": "hot"}, ["objective.temperature=hot", "number"]),
-        ({"soft": {"temperature": {"start": 0.0, "end": 1.0}}}, ["objective.soft.temperature.start=0.0", "from 0.01"]),
-        (
-            {"mine": {"_target_": "own_parts.Tempered", "temperature": HOT}},
-            ["objective.mine.temperature", "own_parts.Tempered", "self.temperature"],
-        ),
-    ],
-)
-def test_schedules_that_cannot_be_are_refused(settings: dict[str, Any], words: list[str]) -> None:
-    with pytest.raises(SettingError) as error:
-        make_terms(named_terms(**settings))
-    text = str(error.value)
-    assert "\n" not in text and all(word in text for word in words), text
+def test_a_run_logs_and_records_what_is_in_force_and_cannot_be_continued(
+    shelf: Shelf, capfd: pytest.CaptureFixture
+) -> None:
+    folder = shelf.root / "scheduled"
+    settings = ["objective.soft.weight={start: 5.0, end: 1.0}", "schedule=constant", "schedule.warmup=0"]
+    settings += ["objective.temperature={start: 4, end: 1, shape: cosine}"]
+    assert shelf.run(folder, *settings, "train.epochs=1") == 0
+    lines, content = metrics(folder), results(folder)
+    assert [line["weight/soft"] for line in lines] == pytest.approx([4.5, 3.5, 2.5, 1.5])
+    temperatures = [line["temperature/soft"] for line in lines]
+    assert 4 > temperatures[0] > temperatures[1] > 2.5 > temperatures[2] > temperatures[3] > 1
+    assert content["objective"]["terms"]["soft"] == {
+        "title": "Soft targets",
+        "weight": {"start": 5.0, "end": 1.0, "shape": "linear"},
+        "temperature": {"start": 4.0, "end": 1.0, "shape": "cosine"},
+    }
+    assert content["objective"]["terms"]["mlm"]["weight"] == 2.0
+    totals = [line["loss/total"] for line in lines]
+    assert min(totals) < content["history"][0]["loss"]["total"] < max(totals)
+    capfd.readouterr()
+    assert shelf.run(folder, *settings, "train.epochs=2") == 2
+    assert "train.epochs was 1 and is now 2" in capfd.readouterr().err
+    cached = ["teacher.cache.top_k=8", "objective.masking.static=true", "objective.cosine.weight=0"]
+    assert shelf.run(shelf.root / "scheduled-cache", *settings, *cached) == 2
+    assert "teacher.cache.top_k=8: kept at one temperature" in capfd.readouterr().err

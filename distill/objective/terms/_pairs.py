@@ -1,7 +1,7 @@
-"""Which layers of a student are compared with which of its teacher, projections, and losses of hidden states."""
+"""Which layers of a student are compared with which of its teacher, projections, and the loss of hidden states."""
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,82 +17,85 @@ Pair = tuple[int, int]  # a layer of the student, one of the teacher
 
 
 class PairsTerm(Term):
-    """A loss that is summed over pairs of layers.
+    """A loss that is summed over pairs of layers; layer 0 is the embeddings, i the output of block i.
 
     Attributes:
-        requested: the pairs that are set; None: the default of the loss.
-        pairs: the layers as set until `build`, then as the models number them.
+        pairs: the layers as set until `build`, then as the models number them; None: evenly spread.
+        lowest: the lowest layer that may be named.
+        spread: the first layer of the student that counts without `pairs`, and how many of its last ones do not.
     """
+
+    lowest: ClassVar[int] = 0
+    spread: ClassVar[tuple[int, int]] = (0, 0)
 
     def __init__(self, pairs: list[list[int]] | None = None) -> None:
         """`pairs`: [student layer, teacher layer], -1 the last; null: the default of the loss."""
-        self.requested = checked_pairs(pairs)
-        self.pairs: list[Pair] = self.requested or []
+        if pairs is not None and (not pairs or any(len(pair) != 2 for pair in pairs)):
+            raise ValueError(f"pairs={pairs} has to be a list of [student layer, teacher layer], such as [[1,2],[2,4]]")
+        self.pairs: list[Pair] | None = None if pairs is None else [(layer, other) for layer, other in pairs]
 
     def build(self, student: Any, teacher: Any | None) -> None:
         if teacher is not None:
-            self.build_pairs(student, teacher)
+            depths = depth_of(student), depth_of(teacher)
+            self.pairs = _spread(depths, *self.spread) if self.pairs is None else self._numbered(self.pairs, depths)
+            layers, teacher_layers = zip(*self.pairs, strict=True)
+            self.build_pairs(student, layers, teacher, teacher_layers)
 
     @abstractmethod
-    def build_pairs(self, student: Any, teacher: Any) -> None:
-        """`build` for two models: number `pairs`, and set what is read of each."""
+    def build_pairs(self, student: Any, layers: tuple[int, ...], teacher: Any, teacher_layers: tuple[int, ...]) -> None:
+        """Set what is read of each model, and make `module`; ValueError where the pair does not fit."""
+
+    def _numbered(self, pairs: list[Pair], depths: tuple[int | None, int | None]) -> list[Pair]:
+        """The pairs by the numbers of both models. Raises ValueError where there is no such layer."""
+        found = [
+            [layer_number(f"pairs names layer {one} of the {which}", one, depth, self.lowest) for one in layers]
+            for which, layers, depth in zip(("student", "teacher"), zip(*pairs, strict=True), depths, strict=True)
+        ]
+        return list(zip(*found, strict=True))
 
 
-class HiddenPairs(PairsTerm):
-    """A loss at every non-padding position, summed over pairs of layers, with a projection where widths differ.
+class Hidden(PairsTerm):
+    """A loss of hidden states, with a projection where widths differ; at every non-padding position."""
 
-    Layer 0 is the embeddings, i the output of block i; without `pairs` all layers of the student count, evenly spread.
-    """
+    projects: ClassVar[bool] = True
 
-    def build_pairs(self, student: Any, teacher: Any) -> None:
-        self.pairs = layer_pairs(self.requested, student, teacher, first=0)
-        layers, teacher_layers = sides(self.pairs)
+    def build_pairs(self, student: Any, layers: tuple[int, ...], teacher: Any, teacher_layers: tuple[int, ...]) -> None:
         self.student_reads, self.teacher_reads = OutputSpec(layers=layers), OutputSpec(layers=teacher_layers)
-        self.module = projections(hidden_widths(student, layers), hidden_widths(teacher, teacher_layers))
+        widths, teacher_widths = hidden_widths(student, layers), hidden_widths(teacher, teacher_layers)
+        if self.projects:
+            self.module = projections(widths, teacher_widths)
+        elif widths != teacher_widths:
+            raise ValueError(
+                f"weight: teacher and student have hidden sizes {teacher_widths[0]} and {widths[0]}, and patient "
+                "distillation has no projection; use objective.hidden_mse or objective.hidden_cosine"
+            )
+
+    def rows(self, hidden: Tensor, batch: Batch) -> Tensor:
+        """[B, S, H] -> those of the positions that count."""
+        return batch.valid(hidden)
 
     def count(self, batch: Batch) -> int:
         return batch.num_valid
 
     @abstractmethod
     def losses(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """One pair's loss per position, in at least fp32: [N, H], [N, H] -> [N]."""
+        """One pair's loss per position, or what adds up to it, in at least fp32."""
 
     def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
         sums = []
-        for number, (layer, teacher_layer) in enumerate(self.pairs):
-            states = projected(self.module, number, at_least_fp32(batch.valid(student.hidden[layer])))
-            teacher_states = at_least_fp32(batch.valid(teacher.outputs.hidden[teacher_layer]))
+        for number, (layer, teacher_layer) in enumerate(self.pairs or ()):
+            states = projected(self.module, number, at_least_fp32(self.rows(student.hidden[layer], batch)))
+            teacher_states = at_least_fp32(self.rows(teacher.outputs.hidden[teacher_layer], batch))
             sums.append(self.losses(states, teacher_states).sum())
         return torch.stack(sums).sum()
 
 
-def checked_pairs(pairs: list[list[int]] | None) -> list[Pair] | None:
-    """The setting `pairs` of a term. Raises ValueError for anything but pairs of two numbers."""
-    if pairs is None:
-        return None
-    if not pairs or any(len(pair) != 2 for pair in pairs):
-        raise ValueError(f"pairs={pairs} has to be a list of [student layer, teacher layer], such as [[1,2],[2,4]]")
-    return [(student, teacher) for student, teacher in pairs]
-
-
-def layer_pairs(pairs: list[Pair] | None, student: Any, teacher: Any, first: int, skipped: int = 0) -> list[Pair]:
-    """The pairs that are set, by the numbers of both models; None: every layer of the student, evenly spread.
+def _spread(depths: tuple[int | None, int | None], first: int, skipped: int) -> list[Pair]:
+    """Every layer of the student from `first` but the `skipped` last, evenly spread over the teacher's.
 
     With M blocks in the student and N in the teacher, layer m has the teacher's m * N / M beside it, rounded.
-
-    Args:
-        first: the lowest layer that there is: 0 the embeddings, 1 the first block.
-        skipped: how many of the student's last layers the even spread leaves out.
-
-    Raises:
-        ValueError: there is no such layer, or no number of layers to spread.
     """
-    depth, teacher_depth = depth_of(student), depth_of(teacher)
-    if pairs is not None:
-        return [
-            (_layer("student", layer, depth, first), _layer("teacher", teacher_layer, teacher_depth, first))
-            for layer, teacher_layer in pairs
-        ]
+    depth, teacher_depth = depths
     if depth is None or teacher_depth is None:
         raise ValueError("pairs=null, but a model has no number of layers in its configuration: name the pairs")
     layers = range(first, depth + 1 - skipped)
@@ -101,31 +104,18 @@ def layer_pairs(pairs: list[Pair] | None, student: Any, teacher: Any, first: int
     return [(layer, max(first, (2 * layer * teacher_depth + depth) // (2 * depth))) for layer in layers]
 
 
-def _layer(which: str, number: int, blocks: int | None, first: int) -> int:
-    """A layer by its own number; LAST stays only where the number of a model's layers is unknown."""
+def layer_number(named: str, number: int, depth: int | None, lowest: int) -> int:
+    """A layer by its own number; LAST stays only where the number of a model's layers is unknown.
+
+    Raises:
+        ValueError: there is no such layer; `named`: how the line begins.
+    """
     if number == LAST:
-        return LAST if blocks is None else blocks
-    if number < first or (blocks is not None and number > blocks):
-        largest = "its number of blocks" if blocks is None else blocks
-        raise ValueError(
-            f"pairs names layer {number} of the {which}: give {first} to {largest}, or {LAST} for the last"
-        )
+        return LAST if depth is None else depth
+    if number < lowest or (depth is not None and number > depth):
+        largest = "its number of blocks" if depth is None else depth
+        raise ValueError(f"{named}: give {lowest} to {largest}, or {LAST} for the last")
     return number
-
-
-def block_number(setting: str, number: int, model: Any) -> int:
-    """A block from 1, where LAST is the last. Raises ValueError, which names the setting, where there is none."""
-    blocks = depth_of(model)
-    block = blocks if number == LAST else number
-    if block is None or block < 1 or (blocks is not None and block > blocks):
-        largest = "its number of blocks" if blocks is None else f"{blocks}, or {LAST} for the last"
-        raise ValueError(f"{setting}={number} is no block of {type(model).__name__}: give 1 to {largest}")
-    return block
-
-
-def sides(pairs: list[Pair]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The student's layers and the teacher's, in the order of the pairs."""
-    return tuple(layer for layer, _ in pairs), tuple(teacher_layer for _, teacher_layer in pairs)
 
 
 def projections(student_widths: list[int], teacher_widths: list[int]) -> nn.ModuleList | None:

@@ -9,7 +9,7 @@ from distill.data.batch import Batch
 from distill.models.language_model import Outputs, OutputSpec, attention_shapes
 from distill.models.precision import at_least_fp32
 from distill.models.recorded_attention import QKV, visible_to_both
-from distill.objective.terms._pairs import PairsTerm, layer_pairs, sides
+from distill.objective.terms._pairs import PairsTerm
 from distill.teacher.output import TeacherOutput
 
 
@@ -22,27 +22,25 @@ class AttentionScores(PairsTerm):
     """
 
     title = "Attention scores (MSE)"
+    lowest = 1
+    spread = (1, 0)
 
-    def build_pairs(self, student: Any, teacher: Any) -> None:
-        self.pairs = layer_pairs(self.requested, student, teacher, first=1)
-        blocks, teacher_blocks = sides(self.pairs)
-        shapes = zip(attention_shapes(student, blocks), attention_shapes(teacher, teacher_blocks), strict=True)
-        for of_student, of_teacher in shapes:
-            if of_student.heads != of_teacher.heads:
+    def build_pairs(self, student: Any, layers: tuple[int, ...], teacher: Any, teacher_layers: tuple[int, ...]) -> None:
+        shapes = zip(attention_shapes(student, layers), attention_shapes(teacher, teacher_layers), strict=True)
+        for own, other in shapes:
+            if own.heads != other.heads:
                 raise ValueError(
-                    f"weight: the teacher has {of_teacher.heads} attention heads and the student {of_student.heads}; "
+                    f"weight: the teacher has {other.heads} attention heads and the student {own.heads}; "
                     "give the student as many, or use objective.relations, which splits both into as many heads"
                 )
-        self.student_reads, self.teacher_reads = OutputSpec(qkv=blocks), OutputSpec(qkv=teacher_blocks)
+        self.student_reads, self.teacher_reads = OutputSpec(qkv=layers), OutputSpec(qkv=teacher_layers)
 
     def count(self, batch: Batch) -> int:
         return batch.num_valid
 
     def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
-        errors = [
-            mean_squared_error(student.qkv[block], teacher.outputs.qkv[teacher_block])
-            for block, teacher_block in self.pairs
-        ]
+        qkv = teacher.outputs.qkv
+        errors = [mean_squared_error(student.qkv[block], qkv[other]) for block, other in self.pairs or ()]
         return torch.stack([batch.valid(error).sum() for error in errors]).sum()
 
 

@@ -12,7 +12,7 @@ from distill.teacher.output import TeacherOutput
 class Classes(Term):
     """Cross-entropy in nats where targets are the numbers of classes, (output - target)^2 where they are values.
 
-    Sequences without a label do not count.
+    Sequences without a label do not count. The task is also the name of the head.
     """
 
     title = "Class"
@@ -21,11 +21,11 @@ class Classes(Term):
     student_reads = OutputSpec(extra=("class",))
 
     def count(self, batch: Batch) -> int:
-        return len(batch.labels["class"].targets)
+        return len(batch.labels[self.task].targets)
 
     def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
-        sequences, targets = batch.labels["class"]
-        outputs = student.extra["class"][sequences]
+        sequences, targets = batch.labels[self.task]
+        outputs = student.extra[self.task][sequences]
         if targets.is_floating_point():
             return mse_loss(outputs[:, 0], targets.to(outputs.dtype), reduction="sum")
         return cross_entropy(outputs, targets, reduction="sum")

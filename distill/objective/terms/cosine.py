@@ -9,7 +9,7 @@ from distill.data.batch import Batch
 from distill.models.language_model import LAST, Outputs, OutputSpec, hidden_widths
 from distill.objective import losses
 from distill.objective.terms import ALL, Term
-from distill.objective.terms._distributions import SoftPositions, where
+from distill.objective.terms._distributions import SoftPositions
 from distill.teacher.output import TeacherOutput
 
 
@@ -23,7 +23,7 @@ class Cosine(Term):
 
     def __init__(self, positions: SoftPositions = SoftPositions.all) -> None:
         """`positions`: all, or masked (or targets), where alone a last layer that only this term reads is computed."""
-        self.positions = where(positions)
+        self.positions = positions.of_term
         self.student_reads = self.teacher_reads = (
             OutputSpec(layers=(LAST,)) if self.positions == ALL else OutputSpec(last_rows=True)
         )

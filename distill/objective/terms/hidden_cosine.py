@@ -3,10 +3,10 @@
 from torch import Tensor
 
 from distill.objective import losses
-from distill.objective.terms._pairs import HiddenPairs
+from distill.objective.terms._pairs import Hidden
 
 
-class HiddenCosine(HiddenPairs):
+class HiddenCosine(Hidden):
     """Sum over pairs of layers (m, n) of 1 - cos(h_m W, t_n) at every non-padding position; see `losses.cosine`.
 
     What DistilBERT (Sanh et al. 2019) does with the last layer, for any layers; W is a projection that is trained

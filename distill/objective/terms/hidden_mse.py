@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from distill.objective.terms._pairs import HiddenPairs
+from distill.objective.terms._pairs import Hidden
 
 
-class HiddenMse(HiddenPairs):
+class HiddenMse(Hidden):
     """Sum over pairs of layers (m, n) of MSE(h_m W, t_n) at every non-padding position.
 
     Jiao et al., "TinyBERT: Distilling BERT for Natural Language Understanding" (2020), equations 8 and 9: h_m is the

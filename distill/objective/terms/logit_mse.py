@@ -4,7 +4,7 @@ from torch import Tensor
 
 from distill.objective import losses
 from distill.objective.terms import VocabularyTerm
-from distill.objective.terms._distributions import SoftPositions, where
+from distill.objective.terms._distributions import SoftPositions
 from distill.teacher.distributions import Sparse
 
 
@@ -19,7 +19,7 @@ class LogitMse(VocabularyTerm):
 
     def __init__(self, positions: SoftPositions = SoftPositions.all, center: bool = False) -> None:
         """`center`: compare the logits up to a constant for each position, as no softmax sees it."""
-        self.positions = where(positions)
+        self.positions = positions.of_term
         self.center = center
 
     def losses(self, student: Tensor, teacher: Tensor | Sparse | None, targets: Tensor) -> Tensor:

@@ -8,11 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from distill.data.batch import Batch
+from distill.models.blocks import depth_of
 from distill.models.language_model import LAST, Outputs, OutputSpec, attention_shapes
 from distill.models.precision import at_least_fp32
 from distill.models.recorded_attention import visible_to_both
 from distill.objective.terms import Term
-from distill.objective.terms._pairs import block_number
+from distill.objective.terms._pairs import layer_number
 from distill.teacher.output import TeacherOutput
 
 
@@ -55,8 +56,12 @@ class Relations(Term):
     def build(self, student: Any, teacher: Any | None) -> None:
         if teacher is None:
             return
-        self.student_layer = block_number("student_layer", self.student_layer, student)
-        self.teacher_layer = block_number("teacher_layer", self.teacher_layer, teacher)
+        self.student_layer = layer_number(
+            f"student_layer={self.student_layer}", self.student_layer, depth_of(student), 1
+        )
+        self.teacher_layer = layer_number(
+            f"teacher_layer={self.teacher_layer}", self.teacher_layer, depth_of(teacher), 1
+        )
         (shape,) = attention_shapes(student, (self.student_layer,))
         (teacher_shape,) = attention_shapes(teacher, (self.teacher_layer,))
         widths, teacher_widths = shape.widths, teacher_shape.widths

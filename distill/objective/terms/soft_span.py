@@ -6,12 +6,12 @@ from torch import Tensor
 from distill.data.batch import Batch
 from distill.models.language_model import Outputs, OutputSpec
 from distill.objective import losses
-from distill.objective.terms._distributions import SoftHead
+from distill.objective.terms.soft_classes import SoftClasses
 from distill.objective.terms.span import text_logits
 from distill.teacher.output import TeacherOutput
 
 
-class SoftSpan(SoftHead):
+class SoftSpan(SoftClasses):
     """The mean over first and last token of T^2 KL(teacher || student), over the positions of each sequence.
 
     As DistilBERT was fine-tuned with a second teacher (Sanh et al. 2019, section 4); see `losses.soft`. Sequences whose
@@ -20,9 +20,6 @@ class SoftSpan(SoftHead):
 
     title = "Soft answer"
     student_reads = teacher_reads = OutputSpec(extra=("span",))
-
-    def count(self, batch: Batch) -> int:
-        return len(batch.ids)
 
     def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
         logits = text_logits(student.extra["span"], batch)

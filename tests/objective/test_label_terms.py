@@ -1,0 +1,212 @@
+"""Losses of labels, with labels and with a teacher, in value, gradient and count against naive float64 loops."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import LENGTH, PAD, VOCAB, assert_close, loss_of, make_objective, make_rows, named_terms
+from torch import Tensor
+from transformers import BertConfig, BertForQuestionAnswering, BertForSequenceClassification
+
+from distill.data.batch import PADDING, Batch, Labels
+from distill.data.collate.tables import Labelled
+from distill.data.text_pairs import LabelledSequences
+from distill.models.language_model import NO_OUTPUTS, Outputs
+from distill.objective.terms.classes import Classes
+from distill.objective.terms.soft_classes import SoftClasses
+from distill.objective.terms.soft_sop import SoftSop
+from distill.objective.terms.soft_span import SoftSpan
+from distill.objective.terms.sop import Sop
+from distill.objective.terms.span import Span
+from distill.teacher.output import TeacherOutput
+
+ROWS, WIDE = 4, 7
+VALID = [7, 5, 3, 6]  # positions of each row that are text
+STARTS, ENDS, CLASSES, ORDERS, VALUES = [2, 0, 1, 5], [4, 0, 2, 5], [0, 2, 1, 2], [0, 1, 1, 0], [0.5, -1.0, 2.0, 0.25]
+Numbers = list[Any]  # [ROWS, C] or [ROWS, WIDE, 2] as lists
+
+
+def batch(labels: dict[str, list[Any]]) -> Batch:
+    documents = torch.tensor([[0] * valid + [PADDING] * (WIDE - valid) for valid in VALID])
+    found = {name: Labels(torch.arange(ROWS), torch.tensor(targets)) for name, targets in labels.items()}
+    return Batch({"input_ids": torch.zeros(ROWS, WIDE, dtype=torch.long)}, documents, found, None, np.arange(ROWS))
+
+
+def log_softmax(values: list[float]) -> list[float]:
+    total = math.log(sum(math.exp(value) for value in values))
+    return [value - total for value in values]
+
+
+def kl(teacher: list[float], student: list[float]) -> float:
+    p, q = (log_softmax([value / 3.0 for value in values]) for values in (teacher, student))
+    return 9.0 * sum(math.exp(a) * (a - b) for a, b in zip(p, q, strict=True))
+
+
+def ends(values: Numbers) -> list[list[float]]:
+    """The logits of both ends of each row, at its text alone."""
+    return [[values[row][at][end] for at in range(VALID[row])] for row in range(ROWS) for end in (0, 1)]
+
+
+def spans(student: Numbers, teacher: Numbers) -> float:
+    targets = [target for both in zip(STARTS, ENDS, strict=True) for target in both]
+    return sum(-log_softmax(one)[target] for one, target in zip(ends(student), targets, strict=True)) / 2
+
+
+def soft_spans(student: Numbers, teacher: Numbers) -> float:
+    return sum(kl(known, own) for known, own in zip(ends(teacher), ends(student), strict=True)) / 2
+
+
+def classes(targets: list[int]) -> Callable[[Numbers, Numbers], float]:
+    return lambda student, _: sum(-log_softmax(row)[target] for row, target in zip(student, targets, strict=True))
+
+
+def soft_classes(student: Numbers, teacher: Numbers) -> float:
+    return sum(kl(known, own) for known, own in zip(teacher, student, strict=True))
+
+
+def values(student: Numbers, teacher: Numbers) -> float:
+    return sum((row[0] - value) ** 2 for row, value in zip(student, VALUES, strict=True))
+
+
+def soft_values(student: Numbers, teacher: Numbers) -> float:
+    return sum((row[0] - known[0]) ** 2 for row, known in zip(student, teacher, strict=True))
+
+
+SPAN = {"span_start": STARTS, "span_end": ENDS}
+CASES: dict[str, tuple[Any, str, tuple[int, ...], dict[str, Any], Callable[[Numbers, Numbers], float]]] = {
+    "span": (Span(), "span", (WIDE, 2), SPAN, spans),
+    "soft_span": (SoftSpan(3.0), "span", (WIDE, 2), SPAN, soft_spans),
+    "classes": (Classes(), "class", (3,), {"class": CLASSES}, classes(CLASSES)),
+    "soft_classes": (SoftClasses(3.0), "class", (3,), {"class": CLASSES}, soft_classes),
+    "values": (Classes(), "class", (1,), {"class": VALUES}, values),
+    "soft_values": (SoftClasses(3.0), "class", (1,), {"class": VALUES}, soft_values),
+    "sop": (Sop(), "sop", (2,), {"sop": ORDERS}, classes(ORDERS)),
+    "soft_sop": (SoftSop(3.0), "sop", (2,), {"sop": ORDERS}, soft_classes),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_value_gradient_and_count(name: str) -> None:
+    term, head, shape, labels, naive = CASES[name]
+    student, teacher = (
+        torch.randn((ROWS, *shape), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        for seed in (0, 1)
+    )
+    student.requires_grad_()
+    output = TeacherOutput(None, Outputs(None, {}, extra={head: teacher}) if term.needs_teacher else NO_OUTPUTS)
+    loss = term.loss_sum(Outputs(None, {}, extra={head: student}), output, batch(labels))
+    assert loss.item() == pytest.approx(naive(student.tolist(), teacher.tolist()), rel=1e-9)
+    assert term.count(batch(labels)) == ROWS
+    (gradient,) = torch.autograd.grad(loss, student)
+    for index in np.ndindex(*student.shape):
+        moved, found = student.detach().clone(), []
+        for step in (1e-5, -1e-5):
+            moved[index] = student.detach()[index] + step
+            found.append(naive(moved.tolist(), teacher.tolist()))
+        assert gradient[index].item() == pytest.approx((found[0] - found[1]) / 2e-5, abs=1e-6)
+    if head == "span":
+        assert gradient[2, VALID[2] :].abs().max() == 0, "padding has no gradient"
+
+
+# --- windows in which few rows have labels: each term is the mean over its own rows
+
+COUNT, LABELLED = 7, 3  # rows, of which the first have labels
+WINDOW = [[5, 0], [3, 4], [1, 6], [2]]  # rows by micro-batch; the second has no label at all
+WEIGHTS = {"label": 0.7, "soft": 2.0, "hidden_mse": 0.5}
+JOBS: dict[str, tuple[str, Any, dict[str, Any], np.ndarray]] = {
+    "classes": ("classes", BertForSequenceClassification, {"num_labels": 3}, np.array([2, 0, 1])),
+    "values": ("classes", BertForSequenceClassification, {"num_labels": 1}, np.array([0.5, -2.0, 3.25])),
+    "spans": ("spans", BertForQuestionAnswering, {}, np.array([[1, 2], [0, 0], [2, 3]])),
+}
+
+
+def rows() -> np.ndarray:
+    return make_rows(COUNT, shortest=4)
+
+
+def make_job(name: str) -> tuple[Any, Any, Any, list[Batch]]:
+    """Objective, a student and a deeper teacher in float64 and without dropout, and a window."""
+    task, kind, fields, targets = JOBS[name]
+    made = []
+    for seed, layers in ((1, 1), (2, 2)):
+        torch.manual_seed(seed)
+        sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "initializer_range": 0.4}
+        config = BertConfig(vocab_size=VOCAB, num_hidden_layers=layers, pad_token_id=PAD, **sizes, **fields)
+        made.append(kind(config).double().eval())
+    student, teacher = made[0], made[1].requires_grad_(False)
+    label, soft = {"classes": ("classes", "soft_classes"), "spans": ("span", "soft_span")}[task]
+    terms = {
+        label: {"weight": WEIGHTS["label"]},
+        soft: {"weight": WEIGHTS["soft"], "temperature": 3.0},
+        "hidden_mse": {"weight": WEIGHTS["hidden_mse"], "pairs": [[1, 2]]},
+    }
+    ids, segments = rows(), np.zeros((COUNT, LENGTH), np.uint8)
+    names, columns = (("span_start", "span_end"), targets.T.copy()) if task == "spans" else (("class",), [targets])
+    named = dict(zip(names, columns, strict=True))
+    collator = Labelled(LabelledSequences(sequences=ids, segments=segments, targets=named, pad_id=PAD, digest=""))
+    window = [
+        collator.collate(ids[numbers].astype(np.int64), np.zeros(len(numbers), np.uint64), np.array(numbers))
+        for numbers in WINDOW
+    ]
+    return make_objective(named_terms(task=task, **terms), student, teacher), student, teacher, window
+
+
+def definition(name: str, student: Any, teacher: Any) -> Tensor:
+    """Row by row without padding, by the models themselves; with targets of the first LABELLED rows alone."""
+
+    def distance(known: Tensor, own: Tensor) -> Tensor:
+        p, q = (known / 3.0).softmax(0), (own / 3.0).softmax(0)
+        return 9.0 * (p * (p / q).log()).sum()
+
+    targets, found = JOBS[name][3], {name: [] for name in WEIGHTS}
+    for number, row in enumerate(rows()):
+        ids = torch.from_numpy(row[row != PAD].astype(np.int64))[None]
+        own, other = (model(input_ids=ids, output_hidden_states=True) for model in (student, teacher))
+        found["hidden_mse"] += list((own.hidden_states[1] - other.hidden_states[2])[0].square().mean(-1))
+        target = targets[number] if number < LABELLED else None
+        if name == "spans":
+            heads = [(one.start_logits[0], one.end_logits[0]) for one in (own, other)]
+            found["soft"].append(sum(distance(known, end) for end, known in zip(*heads, strict=True)) / 2)
+            of_ends = [-end.log_softmax(0) for end in heads[0]]
+            right = None if target is None else sum(end[at] for end, at in zip(of_ends, target, strict=True)) / 2
+        elif name == "values":
+            found["soft"].append((own.logits[0] - other.logits[0]).square()[0])
+            right = None if target is None else (own.logits[0, 0] - float(target)) ** 2
+        else:
+            found["soft"].append(distance(other.logits[0], own.logits[0]))
+            right = None if target is None else -own.logits[0].log_softmax(0)[int(target)]
+        found["label"] += [] if right is None else [right]
+    return sum((WEIGHTS[name] * torch.stack(each).mean() for name, each in found.items()), torch.zeros(()))
+
+
+def gradient(model: Any) -> dict[str, Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_value_and_gradient_are_those_of_the_definition(name: str) -> None:
+    """Whole, and between ranks of which some have no label at all."""
+    objective, student, teacher, window = make_job(name)
+    expected = definition(name, student, teacher)
+    expected.backward()
+    wanted, counts = gradient(student), objective.count(window)
+    positions = sum(int((row != PAD).sum()) for row in rows())
+    assert counts.tolist() == [LABELLED, COUNT, positions, positions]
+    for split in ([window], [window[::2], window[1::2]], [window[:1], window[1:2], window[2:]]):
+        student.zero_grad()
+        parts = [loss_of(objective, student, teacher, part, counts)[0] for part in split]
+        sum(parts).backward()
+        assert float(sum(parts).detach()) == pytest.approx(expected.item(), rel=1e-6)
+        assert_close(gradient(student), wanted, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_window_without_any_label_learns_from_the_teacher_alone(name: str) -> None:
+    objective, student, teacher, window = make_job(name)
+    loss, sums = loss_of(objective, student, teacher, window[1:2])
+    loss.backward()
+    assert sums[objective.names[0]] == 0 == objective.count(window[1:2])[0] and float(loss.detach()) > 0
+    assert all(each.isfinite().all() for each in gradient(student).values())
