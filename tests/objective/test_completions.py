@@ -82,33 +82,3 @@ def test_loss_and_gradient_are_of_completions_alone(split: int) -> None:
     torch.testing.assert_close(loss, 5 * soft + 2 * hard)
     for name, weight in student.named_parameters():
         torch.testing.assert_close(found[name], weight.grad, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
-
-
-def test_a_prompt_reaches_its_own_completion_and_no_other() -> None:
-    student = make_family("gpt2").requires_grad_(True)
-    objective = make_objective(objective_config(soft=0.0, mlm=0.0, cosine=0.0, clm={}), student, None)
-    ids = rows()[[0, 2]]
-    seen: list[torch.Tensor] = []
-
-    def keep(_module: Any, _inputs: Any, output: torch.Tensor) -> None:
-        output.retain_grad()
-        seen.append(output)
-
-    handle = student.transformer.wte.register_forward_hook(keep)
-    loss, _ = loss_of(objective, student, None, [batch_of(ids)])
-    handle.remove()
-    loss.backward()
-    (reached,) = (each.grad.abs().sum(-1) > 0 for each in seen)
-    # All but what stands last in a conversation, from which nothing is predicted, and padding.
-    expected = np.ones((2, LENGTH), bool)
-    expected[0, [6, 12]] = expected[0, 13:] = expected[1, -1] = False
-    np.testing.assert_array_equal(reached, expected)
-
-
-def test_terms_of_all_rows_see_prompts_too() -> None:
-    student, teacher = make_family("gpt2"), make_family("gpt2", n_head=2)
-    settings = objective_config(soft=1.0, mlm=0.0, cosine=1.0, clm={})
-    objective = make_objective(settings, student, teacher)
-    batch = batch_of(rows())
-    counts = objective.by_name(objective.count([batch]).tolist())
-    assert counts["soft"] == counts["cosine"] == 3 * LENGTH - 3 and counts["clm"] == len(completions(rows()))

@@ -1,7 +1,6 @@
 """Losses of labels, with labels and with a teacher, in value, gradient and count against naive float64 loops."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,104 +10,44 @@ from tiny import LENGTH, PAD, VOCAB, assert_close, loss_of, make_objective, make
 from torch import Tensor
 from transformers import BertConfig, BertForQuestionAnswering, BertForSequenceClassification
 
-from distill.data.batch import PADDING, Batch, Labels
+from distill.data.batch import Batch, Labels
 from distill.data.collate.tables import Labelled
 from distill.data.text_pairs import LabelledSequences
-from distill.models.language_model import NO_OUTPUTS, Outputs
-from distill.objective.terms.classes import Classes
-from distill.objective.terms.soft_classes import SoftClasses
+from distill.models.language_model import Outputs
 from distill.objective.terms.soft_sop import SoftSop
-from distill.objective.terms.soft_span import SoftSpan
 from distill.objective.terms.sop import Sop
-from distill.objective.terms.span import Span
 from distill.teacher.output import TeacherOutput
 
-ROWS, WIDE = 4, 7
-VALID = [7, 5, 3, 6]  # positions of each row that are text
-STARTS, ENDS, CLASSES, ORDERS, VALUES = [2, 0, 1, 5], [4, 0, 2, 5], [0, 2, 1, 2], [0, 1, 1, 0], [0.5, -1.0, 2.0, 0.25]
-Numbers = list[Any]  # [ROWS, C] or [ROWS, WIDE, 2] as lists
+ORDERS = [0, 1, 1, 0]
 
 
-def batch(labels: dict[str, list[Any]]) -> Batch:
-    documents = torch.tensor([[0] * valid + [PADDING] * (WIDE - valid) for valid in VALID])
-    found = {name: Labels(torch.arange(ROWS), torch.tensor(targets)) for name, targets in labels.items()}
-    return Batch({"input_ids": torch.zeros(ROWS, WIDE, dtype=torch.long)}, documents, found, None, np.arange(ROWS))
+@pytest.mark.parametrize("temperature", [None, 1.0, 3.0])
+def test_the_order_of_segments_in_value_gradient_and_count(temperature: float | None) -> None:
+    """The label's own cross-entropy where there is no temperature, and else the divergence from the teacher."""
 
+    def outputs(logits: Tensor) -> Outputs:
+        return Outputs(None, {}, extra={"sop": logits})
 
-def log_softmax(values: list[float]) -> list[float]:
-    total = math.log(sum(math.exp(value) for value in values))
-    return [value - total for value in values]
-
-
-def kl(teacher: list[float], student: list[float]) -> float:
-    p, q = (log_softmax([value / 3.0 for value in values]) for values in (teacher, student))
-    return 9.0 * sum(math.exp(a) * (a - b) for a, b in zip(p, q, strict=True))
-
-
-def ends(values: Numbers) -> list[list[float]]:
-    """The logits of both ends of each row, at its text alone."""
-    return [[values[row][at][end] for at in range(VALID[row])] for row in range(ROWS) for end in (0, 1)]
-
-
-def spans(student: Numbers, teacher: Numbers) -> float:
-    targets = [target for both in zip(STARTS, ENDS, strict=True) for target in both]
-    return sum(-log_softmax(one)[target] for one, target in zip(ends(student), targets, strict=True)) / 2
-
-
-def soft_spans(student: Numbers, teacher: Numbers) -> float:
-    return sum(kl(known, own) for known, own in zip(ends(teacher), ends(student), strict=True)) / 2
-
-
-def classes(targets: list[int]) -> Callable[[Numbers, Numbers], float]:
-    return lambda student, _: sum(-log_softmax(row)[target] for row, target in zip(student, targets, strict=True))
-
-
-def soft_classes(student: Numbers, teacher: Numbers) -> float:
-    return sum(kl(known, own) for known, own in zip(teacher, student, strict=True))
-
-
-def values(student: Numbers, teacher: Numbers) -> float:
-    return sum((row[0] - value) ** 2 for row, value in zip(student, VALUES, strict=True))
-
-
-def soft_values(student: Numbers, teacher: Numbers) -> float:
-    return sum((row[0] - known[0]) ** 2 for row, known in zip(student, teacher, strict=True))
-
-
-SPAN = {"span_start": STARTS, "span_end": ENDS}
-CASES: dict[str, tuple[Any, str, tuple[int, ...], dict[str, Any], Callable[[Numbers, Numbers], float]]] = {
-    "span": (Span(), "span", (WIDE, 2), SPAN, spans),
-    "soft_span": (SoftSpan(3.0), "span", (WIDE, 2), SPAN, soft_spans),
-    "classes": (Classes(), "class", (3,), {"class": CLASSES}, classes(CLASSES)),
-    "soft_classes": (SoftClasses(3.0), "class", (3,), {"class": CLASSES}, soft_classes),
-    "values": (Classes(), "class", (1,), {"class": VALUES}, values),
-    "soft_values": (SoftClasses(3.0), "class", (1,), {"class": VALUES}, soft_values),
-    "sop": (Sop(), "sop", (2,), {"sop": ORDERS}, classes(ORDERS)),
-    "soft_sop": (SoftSop(3.0), "sop", (2,), {"sop": ORDERS}, soft_classes),
-}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_value_gradient_and_count(name: str) -> None:
-    term, head, shape, labels, naive = CASES[name]
-    student, teacher = (
-        torch.randn((ROWS, *shape), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        for seed in (0, 1)
+    student, teacher = (torch.randn(4, 2, dtype=torch.float64, requires_grad=first) for first in (True, False))
+    batch = Batch(
+        {"input_ids": torch.zeros(4, 7, dtype=torch.long)},
+        None,
+        {"sop": Labels(torch.arange(4), torch.tensor(ORDERS))},
+        None,
+        np.arange(4),
     )
-    student.requires_grad_()
-    output = TeacherOutput(None, Outputs(None, {}, extra={head: teacher}) if term.needs_teacher else NO_OUTPUTS)
-    loss = term.loss_sum(Outputs(None, {}, extra={head: student}), output, batch(labels))
-    assert loss.item() == pytest.approx(naive(student.tolist(), teacher.tolist()), rel=1e-9)
-    assert term.count(batch(labels)) == ROWS
-    (gradient,) = torch.autograd.grad(loss, student)
-    for index in np.ndindex(*student.shape):
-        moved, found = student.detach().clone(), []
-        for step in (1e-5, -1e-5):
-            moved[index] = student.detach()[index] + step
-            found.append(naive(moved.tolist(), teacher.tolist()))
-        assert gradient[index].item() == pytest.approx((found[0] - found[1]) / 2e-5, abs=1e-6)
-    if head == "span":
-        assert gradient[2, VALID[2] :].abs().max() == 0, "padding has no gradient"
+    term = Sop() if temperature is None else SoftSop(temperature)
+    loss = term.loss_sum(outputs(student), TeacherOutput(None, outputs(teacher)), batch)
+    value, gradient = 0.0, []
+    for (a, b), known, order in zip(student.tolist(), teacher.tolist(), ORDERS, strict=True):
+        t = temperature or 1.0
+        q = 1 / (1 + math.exp((a - b) / t))  # of swapped segments
+        p = order if temperature is None else 1 / (1 + math.exp((known[0] - known[1]) / t))
+        value += t**2 * sum(x * math.log(x / y) for x, y in ((p, q), (1 - p, 1 - q)) if x > 0)
+        gradient.append([t * (p - q), t * (q - p)])
+    assert term.count(batch) == 4 and loss.item() == pytest.approx(value, rel=1e-9)
+    (found,) = torch.autograd.grad(loss, student)
+    torch.testing.assert_close(found, torch.tensor(gradient, dtype=torch.float64))
 
 
 # --- windows in which few rows have labels: each term is the mean over its own rows

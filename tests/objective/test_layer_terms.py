@@ -3,13 +3,14 @@
 import math
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from families import make
 from pairs import Definition, assert_agrees, window
-from tiny import loss_of, make_model, make_objective, objective_config, only
+from tiny import Fit, loss_of, make_model, make_objective, make_rows, objective_config, only
 from torch import Tensor, nn
 
 from distill.models.blocks import block_list
@@ -273,8 +274,36 @@ def test_they_stand_beside_each_other_and_beside_losses_on_logits() -> None:
     torch.testing.assert_close(together, apart)
 
 
-def test_equal_models_have_no_loss() -> None:
-    model = make_model("bert", 2)
-    terms = {"attention_scores": {}, "relations": {"relation_heads": 4}, "hidden_mse": {}, "hidden_cosine": {}}
-    _, sums = loss_of(make_objective(only(**terms), model, model), model, model, window(2))
-    assert list(sums.values())[:4] == pytest.approx([0] * 4, abs=1e-5)
+# --- training through all of them changes nothing in the teacher
+
+EVERY: dict[str, dict[str, Any]] = {
+    **{name: {"weight": 1.0} for name in ("hidden_mse", "hidden_cosine", "attention_scores", "pooled")},
+    "relations": {"weight": 1.0, "relation_heads": 4},
+    "pooled_cosine": {"kind": "pooled", "weight": 1.0, "pooling": "cls", "distance": "cosine"},
+}
+
+
+def content(model: nn.Module) -> dict[str, bytes]:
+    """Every tensor of a model, buffers included, byte by byte."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: each.detach().numpy().tobytes() for name, each in tensors.items()}
+
+
+def test_training_leaves_the_teacher_as_it_was(tokenizer: Any, tmp_path: Path) -> None:
+    teacher = make_model("bert", 4, dropout=0.3).requires_grad_(False)
+    before, attributes = content(teacher), dict(vars(teacher.config))
+    for width, terms in ((32, {**EVERY, "patient": {"weight": 1.0}}), (20, EVERY)):
+        student = make_model("bert", 2, seed=5, hidden_size=width, dropout=0.1).train()
+        old, settings = content(student), objective_config(cosine=float(width == 32), **terms)
+        fit = Fit(tmp_path / str(width), tokenizer, make_rows(20, shortest=5), teacher, student, settings)
+        fit.run()
+        assert fit.logs[-1]["step"] == 6 and fit.logs[-1]["skipped"] == 0
+        assert all(fit.logs[-1][f"loss/{name}"] > 0 for name in terms)
+        assert content(student) != old, "a training that changes nothing shows nothing"
+        assert (len(fit.terms.modules()) > 0) == (width == 20)
+        for name, module in fit.terms.modules().items():
+            assert all(p.grad is not None and bool(p.grad.any()) for p in module.parameters()), name
+    assert content(teacher) == before and dict(vars(teacher.config)) == attributes
+    assert not any(module.training for module in teacher.modules())
+    assert all(p.grad is None and not p.requires_grad for p in teacher.parameters())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in teacher.modules())

@@ -14,7 +14,6 @@ from distill.models.language_model import Head
 from distill.objective.chunked import CPU
 from distill.objective.objective import mixing_temperature
 from distill.objective.terms import VocabularyTerm
-from distill.objective.terms._distributions import SoftPositions
 from distill.objective.terms.jsd import Jsd
 from distill.objective.terms.logit_mse import LogitMse
 from distill.objective.terms.mlm import Mlm
@@ -107,28 +106,11 @@ def test_every_loss_over_the_vocabulary_reads_the_mixture(term: VocabularyTerm) 
         assert_gradients(loss, want, case.student)
 
 
-def test_probabilities_are_averaged_at_the_temperature_itself() -> None:
-    """Mixed at 1 and divided by T afterwards they would be others."""
-    logits = [exact_logits(one) for one in members()]
-    at_two = (mixed_logits(logits, WEIGHTS, 2.0) / 2).softmax(-1)
-    torch.testing.assert_close(at_two, mean_probabilities(members(), 2.0), rtol=1e-10, atol=1e-14)
-    afterwards = (mixed_logits(logits, WEIGHTS, 1.0) / 2).softmax(-1)
-    assert float((at_two - afterwards).abs().max()) > 0.01
-
-
 def test_extreme_logits_stay_finite_and_right() -> None:
     sure = torch.tensor([[3e4, 0.0, -3e4]])
     found = mixed_logits([sure, -sure], (0.75, 0.25), 2.0)
     torch.testing.assert_close((found / 2).softmax(-1), torch.tensor([[0.75, 0.0, 0.25]]))
     assert float(found[0, 1]) == pytest.approx(-3e4 + 2 * math.log(1), rel=1e-4)
-
-
-def test_each_member_may_have_a_format_of_its_own() -> None:
-    first, *others = members()
-    exact, _ = mixed([Soft()]).chunked()
-    rough, _ = mixed([Soft()], teachers=(first._replace(dtype=torch.bfloat16), *others)).chunked()
-    assert rough != exact
-    torch.testing.assert_close(rough, exact, rtol=1e-2, atol=0)
 
 
 def test_nothing_of_rows_by_vocabulary_is_made() -> None:
@@ -144,25 +126,6 @@ def test_nothing_of_rows_by_vocabulary_is_made() -> None:
 def cached(one: Head, kept: int) -> TopK:
     ids, log_probs = top_k_log_probs(exact_logits(one).float(), kept, 2.0)
     return TopK(ids.int(), log_probs)
-
-
-@pytest.mark.parametrize("terms", [[Soft(), Mlm()], [Soft(), Mlm(), Soft(positions=SoftPositions.masked)]])
-@pytest.mark.parametrize("which", ["all", "some"])
-def test_cached_members_have_the_gradient_of_the_mixture(which: str, terms: list[VocabularyTerm]) -> None:
-    """With almost all entries kept; the value is larger by the members' mutual divergence."""
-    heads, sources = members(), [cached(one, VOCAB - 1) for one in members()]
-    live = mixed(terms)
-    want, want_sums = live.chunked()
-    references = gradients(want, live.student, -2.5)
-    case = mixed(terms, teachers=(*sources[:2], sources[2] if which == "all" else heads[2]))
-    mean = mean_probabilities(heads, 2.0)
-    apart = [w * divergence((exact_logits(one) / 2).softmax(-1), mean) for w, one in zip(WEIGHTS, heads, strict=True)]
-    mutual = 4 * float(torch.stack(apart).sum())
-    for loss, sums in results(case):
-        for found, wanted in zip(gradients(loss, case.student, -2.5), references, strict=True):
-            torch.testing.assert_close(found, wanted, rtol=0, atol=2e-5 * float(wanted.abs().max()))
-        assert mutual > 1 and float(sums[0] - want_sums[0]) == pytest.approx(mutual, rel=1e-4)
-        assert float(sums[1]) == pytest.approx(float(want_sums[1]), rel=1e-5)
 
 
 def test_members_known_by_entries_samples_and_logits_give_the_mean_of_their_own_losses() -> None:

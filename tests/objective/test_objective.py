@@ -2,6 +2,7 @@
 
 import contextlib
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,11 +10,30 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from job import whole_run
+from job import Shelf, metrics, results, whole_run
 from naive import definition
-from tiny import PAD, VOCAB, loop, loss_of, make_masks, make_model, make_objective, make_rows, objective_config, only
+from test_checkpoint import killed_after, make_fit
+from tiny import (
+    PAD,
+    VOCAB,
+    Fit,
+    assert_close,
+    loop,
+    loss_of,
+    make_masks,
+    make_model,
+    make_objective,
+    make_rows,
+    named_terms,
+    new_student,
+    objective_config,
+    only,
+    plain_sgd,
+    weights_of,
+)
 
-from distill.config.settings import BackendConfig, Config, ObjectiveConfig, PrecisionConfig
+from distill.config.objective import WeightSchedule
+from distill.config.settings import BackendConfig, Config, ObjectiveConfig, PrecisionConfig, TrainConfig
 from distill.data.batch import Batch, Labels
 from distill.distributed import GradientSync
 from distill.distributed.single import Single
@@ -27,7 +47,6 @@ from distill.teacher.live import LiveTeacher
 
 # What the tests do in float64 still passes through a few sums in fp32.
 NEAR = {"rtol": 2e-6, "atol": 1e-7}
-BF16 = PrecisionConfig(student="bf16", teacher="bf16")
 
 
 def window(
@@ -48,16 +67,12 @@ def gradient(model: Any) -> dict[str, torch.Tensor]:
 
 
 def step(
-    settings: ObjectiveConfig,
-    student: Any,
-    teacher: Any | None,
-    batches: list[Batch],
-    precision: PrecisionConfig | None = None,
+    settings: ObjectiveConfig, student: Any, teacher: Any | None, batches: list[Batch]
 ) -> tuple[float, dict[str, float]]:
     """Loss of a window and the means of its terms; the gradient is left in the student."""
     student.zero_grad()
     objective = make_objective(settings, student, teacher)
-    loss, sums = loss_of(objective, student, teacher, batches, precision=precision)
+    loss, sums = loss_of(objective, student, teacher, batches)
     loss.backward()
     tally = RunningMean()
     tally.add(sums, objective.by_name(objective.count(batches).tolist()), objective.weights)
@@ -106,20 +121,7 @@ def test_value_and_gradient_are_those_of_the_definition(
         if settings.terms[name].weight > 0:
             assert means[name] == pytest.approx(mean, rel=2e-6), name
     assert any(float(grad.abs().max()) > 1e-3 for grad in found.values())
-    tiny.assert_close(found, gradient(student), **NEAR)
-
-
-def test_no_teacher_is_asked_where_none_is_needed(tokenizer: Any) -> None:
-    """With the masked tokens alone the loss is the same whether a teacher is there or not."""
-    batches, student = window(tokenizer), make_model("distilbert", 1)
-
-    def never(*_: Any, **__: Any) -> None:
-        raise AssertionError("the teacher was asked")
-
-    teacher = make_model("bert", 1)
-    teacher.forward = teacher.bert.forward = never
-    assert not make_objective(only(mlm=1.0), student, teacher).needs_teacher
-    assert step(only(mlm=1.0), student, teacher, batches) == step(only(mlm=1.0), student, None, batches)
+    assert_close(found, gradient(student), **NEAR)
 
 
 @pytest.mark.parametrize("case", ["default", "masked", "mlm", "cosine", "all_masked"])
@@ -135,7 +137,7 @@ def test_micro_batch_without_targets(tokenizer: Any, teacher: Any, case: str) ->
     expected, _ = definition(settings, student, teacher, batches)
     expected.backward()
     assert loss == pytest.approx(expected.item(), rel=1e-5)
-    tiny.assert_close(found, gradient(student), rtol=1e-3, atol=2e-5)
+    assert_close(found, gradient(student), rtol=1e-3, atol=2e-5)
 
 
 @pytest.mark.parametrize("case", ["mlm", "soft_masked"])
@@ -160,7 +162,7 @@ def test_same_gradient_for_every_split(tokenizer: Any, teacher: Any, batch_size:
         assert step(objective_config(), student, teacher, parts)[0] == pytest.approx(loss, rel=2e-6)
     finally:
         teacher.float()
-    tiny.assert_close(gradient(student), expected, **NEAR)
+    assert_close(gradient(student), expected, **NEAR)
 
 
 def test_padding_weighs_nothing(tokenizer: Any, teacher: Any) -> None:
@@ -174,7 +176,7 @@ def test_padding_weighs_nothing(tokenizer: Any, teacher: Any) -> None:
     expected = gradient(student)
     again, _ = step(objective_config(), student, teacher, [masks.collate(wide, keys, numbers)])
     assert again == pytest.approx(loss, rel=1e-5)
-    tiny.assert_close(gradient(student), expected, rtol=1e-4, atol=1e-6)
+    assert_close(gradient(student), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_counts_by_name(tokenizer: Any) -> None:
@@ -192,24 +194,20 @@ def test_counts_by_name(tokenizer: Any) -> None:
         assert set(objective.count([]).tolist()) == {0.0}
 
 
-def test_a_weight_is_rounded_once_per_step(tokenizer: Any, teacher: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The encoder's by autocast, the head's by its model; the gradient stays what it is without, bit for bit."""
+def test_a_weight_that_is_rounded_once_per_step_changes_nothing(
+    tokenizer: Any, teacher: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The encoder's by autocast, the head's by its model, until the optimizer moves it."""
     batches, student = window(tokenizer), make_model("distilbert", 1, seed=2)
     objective, ranks = make_objective(objective_config(), student, teacher), Single(BackendConfig(device="cpu"))
     model, live = Trainable(LanguageModel(student, "bf16")), LiveTeacher(LanguageModel(teacher, "bf16"))
-    sync = GradientSync(ranks, model)
-    casts, found = [], []
+    sync, scales, found = GradientSync(ranks, model), objective.scales(objective.count(batches), ranks.device), []
     for keeps in (True, False):
         if not keeps:
             monkeypatch.setattr(LanguageModel, "weight_cast_cache", lambda _: contextlib.nullcontext())
-        with torch.profiler.profile() as profile:
-            scales = objective.scales(objective.count(batches), ranks.device)
-            loop.accumulate_gradients(model, live, objective, batches, scales, sync)
-        casts.append(sum(event.count for event in profile.key_averages() if event.key == "aten::_to_copy"))
+        loop.accumulate_gradients(model, live, objective, batches, scales, sync)
         found.append(sync.gradients.clone())
     assert torch.equal(*found) and float(found[0].abs().max()) > 0
-    linear = sum(isinstance(module, torch.nn.Linear) for module in student.modules())
-    assert len(batches) > 1 and casts[1] - casts[0] >= (len(batches) - 1) * (linear - 1)
     monkeypatch.undo()
     rows, weight = torch.randn(3, tiny.WIDTH), student.vocab_projector.weight
     with model.student.weight_cast_cache():
@@ -220,39 +218,30 @@ def test_a_weight_is_rounded_once_per_step(tokenizer: Any, teacher: Any, monkeyp
         assert torch.equal(model.student.head(rows).rounded, weight.bfloat16())
 
 
-def compiles(train: dict[str, Any], device: str = "cpu", compiles: bool = False, **settings: Any) -> bool:
-    """Whether a run does, of 8 sequences of 128 tokens a step and a vocabulary of 6,144."""
-    precision = PrecisionConfig(compile=compiles)
-    config = Config(objective=objective_config(**settings), precision=precision)
+HOT, SHORT, LONG = {"start": 4.0, "end": 1.0}, {"epochs": 1}, {"epochs": None, "steps": 10_000}
+
+
+@pytest.mark.parametrize(
+    ("train", "device", "asks", "settings", "expected"),
+    [
+        ({"epochs": None, "minutes": 1.0}, "cpu", False, {}, False),
+        ({"epochs": None, "minutes": 10.0}, "cpu", False, {}, True),
+        ({"epochs": 1, "minutes": 60.0}, "cpu", False, {}, False),
+        ({**LONG, "minutes": 1.0}, "cpu", False, {}, True),
+        (SHORT, "cuda", False, {}, True),
+        (LONG, "cpu", False, {"kernel": "fused"}, False),
+        (SHORT, "cpu", True, {"kernel": "fused", "soft": HOT}, True),
+        (SHORT, "cpu", True, {"temperature": HOT}, False),
+    ],
+)
+def test_long_runs_are_compiled(train: Any, device: str, asks: bool, settings: Any, expected: bool) -> None:
+    """By their steps, where they have any, and else by the clock; a temperature is a constant of the code."""
+    config = Config(objective=objective_config(**settings), precision=PrecisionConfig(compile=asks))
     config = config.changed(train=config.train.changed(**train))
     batches: Any = SimpleNamespace(sequences_per_step=8, sequences=np.zeros((80, 128), np.uint16))
     ranks: Any = SimpleNamespace(device=torch.device(device))
     steps, terms = total_steps(config.train, 10), make_terms(config.objective)
-    return whole_run.make_objective(config, terms, batches, steps, 6144, ranks).compiled
-
-
-HOT = {"start": 4.0, "end": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("train", "more", "expected"),
-    [
-        ({"epochs": None, "minutes": 1.0}, {}, False),
-        ({"epochs": None, "minutes": 10.0}, {}, True),
-        ({"epochs": 1, "minutes": 60.0}, {}, False),
-        ({"epochs": 1}, {}, False),
-        ({"epochs": None, "steps": 10_000}, {}, True),
-        ({"epochs": None, "steps": 10_000, "minutes": 1.0}, {}, True),
-        ({"epochs": 1}, {"device": "cuda"}, True),
-        ({"epochs": None, "steps": 10_000}, {"kernel": "fused"}, False),
-        ({"epochs": 1}, {"kernel": "fused", "compiles": True}, True),
-        ({"epochs": 1}, {"compiles": True, "soft": HOT}, True),
-        ({"epochs": 1}, {"compiles": True, "temperature": HOT}, False),
-    ],
-)
-def test_long_runs_are_compiled(train: dict[str, Any], more: dict[str, Any], expected: bool) -> None:
-    """By their steps, where they have any, and else by the clock; a temperature is a constant of the code."""
-    assert compiles(train, **more) == expected
+    assert whole_run.make_objective(config, terms, batches, steps, 6144, ranks).compiled == expected
 
 
 def test_rows_that_only_pad_the_embedding_get_no_share(tokenizer: Any) -> None:
@@ -268,25 +257,118 @@ def test_rows_that_only_pad_the_embedding_get_no_share(tokenizer: Any) -> None:
         assert loss == pytest.approx(float(definition(settings, student, teacher, batches)[0]), rel=1e-5)
 
 
-def test_bf16_is_near_fp32(tokenizer: Any, teacher: Any) -> None:
-    batches, student, settings = window(tokenizer), make_model("distilbert", 1, seed=2), objective_config()
-    exact, _ = step(settings, student, teacher, batches)
-    expected = torch.cat([grad.flatten() for grad in gradient(student).values()])
-    rough, _ = step(settings, student, teacher, batches, BF16)
-    found = torch.cat([grad.flatten() for grad in gradient(student).values()])
-    assert rough == pytest.approx(exact, rel=0.02) and rough != exact
-    assert float(torch.cosine_similarity(found, expected, dim=0)) > 0.99
-    assert all(p.dtype == torch.float32 for p in student.parameters())
+# --- weights and temperatures that follow a schedule
+
+SOFT, MLM = {"start": 5.0, "end": 1.0}, {"start": 0.0, "end": 2.0, "shape": "cosine"}
 
 
-def test_the_order_of_the_terms_is_known_to_the_objective_alone(tokenizer: Any, teacher: Any) -> None:
-    """Written in another order, the terms have the same sums by name and the same gradient."""
-    batches, student = window(tokenizer), make_model("distilbert", 1, seed=2)
-    settings = objective_config()
-    backwards = tiny.named_terms(**dict(reversed(settings.terms.items())), temperature=2.0)
-    assert list(backwards.terms) == ["cosine", "mlm", "soft"]
-    loss, means = step(settings, student, teacher, batches)
-    expected = gradient(student)
-    again, means_again = step(backwards, student, teacher, batches)
-    assert again == pytest.approx(loss, rel=1e-6) and means_again == pytest.approx(means, rel=1e-6)
-    tiny.assert_close(gradient(student), expected, rtol=1e-5, atol=1e-7)
+def scheduled(**more: Any) -> ObjectiveConfig:
+    return objective_config(soft=SOFT, mlm=MLM, temperature=HOT, **more)
+
+
+def constant(progress: float) -> ObjectiveConfig:
+    """What `scheduled` is at that progress, worked out here."""
+    mlm = 2.0 * 0.5 * (1 - np.cos(np.pi * progress))
+    return objective_config(soft=5 - 4 * progress, mlm=float(mlm), temperature=4 - 3 * progress)
+
+
+def test_a_training_is_that_of_the_numbers_of_each_step(
+    tokenizer: Any, teacher: Any, rows: np.ndarray, tmp_path: Path
+) -> None:
+    settings = TrainConfig(batch_size=4, accumulate=2, epochs=None, steps=4)
+    fit = Fit(tmp_path, tokenizer, rows, teacher, new_student(), scheduled(), settings, **plain_sgd())
+    fit.run()
+    student = new_student()
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+    for step, line in enumerate(fit.logs):
+        progress = (step + 0.5) / 4
+        numbers = constant(progress)
+        names = {"weight/soft", "weight/mlm", "temperature/soft"}
+        assert {name for name in line if name.split("/")[0] in ("weight", "temperature")} == names
+        assert line["weight/soft"] == 5.0 - 4.0 * progress and line["temperature/soft"] == 4.0 - 3.0 * progress
+        assert line["weight/mlm"] == pytest.approx(numbers.terms["mlm"].weight)
+        parts = [line[f"weight/{name}"] * line[f"loss/{name}"] for name in ("soft", "mlm")]
+        assert line["loss/total"] == pytest.approx(sum(parts) + line["loss/cosine"], rel=1e-12)
+        optimizer.zero_grad()
+        loss, _ = loss_of(make_objective(numbers, student, teacher), student, teacher, fit.batches.window(step))
+        loss.backward()
+        assert line["loss/total"] == pytest.approx(float(loss.detach()), rel=1e-5)
+        optimizer.step()
+    assert_close(weights_of(fit.student), weights_of(student), rtol=1e-4, atol=1e-6)
+
+
+def test_totals_of_several_steps_are_of_the_weights_in_force_in_each() -> None:
+    tally = RunningMean()
+    tally.add({"soft": 6.0, "mlm": 2.0}, {"soft": 3.0, "mlm": 2.0}, {"soft": 5.0, "mlm": 0.0})
+    tally.add({"soft": 2.0, "mlm": 3.0}, {"soft": 1.0, "mlm": 3.0}, {"soft": 1.0, "mlm": 2.0})
+    total = (5 * 6 + 1 * 2) / 4 + (0 * 2 + 2 * 3) / 5
+    assert tally.means(["soft", "mlm"]) == {"total": total, "soft": 2.0, "mlm": 1.0}
+
+
+@pytest.mark.parametrize("step", [1, 4])
+def test_going_on_is_bitwise_the_same(
+    tmp_path: Path, tokenizer: Any, teacher: Any, rows: np.ndarray, step: int
+) -> None:
+    def fit(folder: str, seed: int = 5) -> Fit:
+        made = make_fit(tmp_path / folder, tokenizer, rows, teacher, seed)
+        made.objective = scheduled(masking=made.objective.masking)
+        made.__post_init__()
+        return made
+
+    whole, first = fit("whole"), fit("parts")
+    whole.run()
+    killed_after(first, step)
+    second = fit("parts", seed=99).resume()
+    second.run()
+    assert_close(weights_of(second.student), weights_of(whole.student), rtol=0, atol=0)
+    assert first.losses() + second.losses() == whole.losses()
+    assert first.epochs[: step // 3] + second.epochs == whole.epochs
+
+
+def test_a_weight_that_is_zero_at_one_end_keeps_its_term() -> None:
+    for weight, kept in (({"start": 0.0, "end": 1.0}, True), ({"start": 1.0, "end": 0.0}, True), (0.0, False)):
+        assert ("cosine" in make_terms(objective_config(cosine=weight))) == kept
+    assert "cosine" not in make_terms(objective_config(cosine={"start": 0.0, "end": 0.0}))
+
+
+def test_the_temperature_of_the_objective_reaches_terms_without_one_of_their_own() -> None:
+    terms = {"reverse_kl": {}, "jsd": {"temperature": 1.5}, "logit_mse": {}, "mlm": {}, "other": {"kind": "soft"}}
+    made = make_terms(named_terms(temperature=3.0, **terms))
+    assert made["reverse_kl"].temperature == made["other"].temperature == made["other"].top_k_temperature == 3.0
+    assert made["jsd"].temperature == 1.5 and not hasattr(made["logit_mse"], "temperature")
+    settings = named_terms(temperature=HOT, **terms)
+    assert {name: settings.schedule_of(name) for name in terms if settings.schedule_of(name)} == {
+        name: WeightSchedule(**HOT) for name in ("reverse_kl", "other")
+    }
+    objective = make_objective(settings, make_model("bert", 1), make_model("bert", 1))
+    made = dict(objective.terms)
+    objective.begin_step(1.0)
+    assert [objective.terms[name].temperature for name in ("other", "jsd")] == [1.0, 1.5]
+    assert made["other"].temperature == 4.0, "a term is never changed from outside"
+
+
+def test_a_run_logs_and_records_what_is_in_force_and_cannot_be_continued(
+    shelf: Shelf, capfd: pytest.CaptureFixture
+) -> None:
+    folder = shelf.root / "scheduled"
+    settings = ["objective.soft.weight={start: 5.0, end: 1.0}", "schedule=constant", "schedule.warmup=0"]
+    settings += ["objective.temperature={start: 4, end: 1, shape: cosine}"]
+    assert shelf.run(folder, *settings, "train.epochs=1") == 0
+    lines, content = metrics(folder), results(folder)
+    assert [line["weight/soft"] for line in lines] == pytest.approx([4.5, 3.5, 2.5, 1.5])
+    temperatures = [line["temperature/soft"] for line in lines]
+    assert 4 > temperatures[0] > temperatures[1] > 2.5 > temperatures[2] > temperatures[3] > 1
+    assert content["objective"]["terms"]["soft"] == {
+        "title": "Soft targets",
+        "weight": {"start": 5.0, "end": 1.0, "shape": "linear"},
+        "temperature": {"start": 4.0, "end": 1.0, "shape": "cosine"},
+    }
+    assert content["objective"]["terms"]["mlm"]["weight"] == 2.0
+    totals = [line["loss/total"] for line in lines]
+    assert min(totals) < content["history"][0]["loss"]["total"] < max(totals)
+    capfd.readouterr()
+    assert shelf.run(folder, *settings, "train.epochs=2") == 2
+    assert "train.epochs was 1 and is now 2" in capfd.readouterr().err
+    cached = ["teacher.cache.top_k=8", "objective.masking.static=true", "objective.cosine.weight=0"]
+    assert shelf.run(shelf.root / "scheduled-cache", *settings, *cached) == 2
+    assert "teacher.cache.top_k=8: kept at one temperature" in capfd.readouterr().err

@@ -80,19 +80,3 @@ def test_an_export_says_how_its_vectors_are_made_and_its_card_computes_them(kind
     found, mask = pooled(kind, states, documents), (documents >= 0).long().unsqueeze(-1)
     torch.testing.assert_close(found, torch.cat([pooled(kind, states[:1, :3], None), pooled(kind, states[1:], None)]))
     torch.testing.assert_close(eval(VECTORS[kind], {"states": states, "mask": mask}), found)
-
-
-@pytest.mark.parametrize(
-    ("kind", "vector"),
-    [
-        ("mean", [2.0, 1.0]),
-        ("cls", [1.0, -2.0]),
-        ("last", [3.0, 4.0]),
-        ("max", [3.0, 4.0]),
-        ("mean_sqrt_len", [4.0 / 2**0.5, 2.0 / 2**0.5]),
-        ("weighted_mean", [7.0 / 3, 2.0]),
-    ],
-)
-def test_the_pooling_of_each_kind_by_hand(kind: str, vector: list[float]) -> None:
-    states = torch.tensor([[[1.0, -2.0], [3.0, 4.0]]])
-    torch.testing.assert_close(pooled(kind, states, None), torch.tensor([vector]))

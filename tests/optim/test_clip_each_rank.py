@@ -1,4 +1,4 @@
-"""Clipping before the exchange: two ranks against a plain computation in float64, and as a setting of whole runs."""
+"""Clipping before the exchange: two ranks against a plain computation in float64."""
 
 import math
 from pathlib import Path
@@ -8,7 +8,6 @@ import pytest
 import tiny
 import torch
 from distributed import run_ranks
-from job import Shelf, command, metrics, results
 
 from distill.config.settings import BackendConfig, OptimizerConfig, TrainConfig
 from distill.distributed import join_ranks
@@ -73,34 +72,3 @@ def test_ranks_clip_their_own_gradients(tmp_path: Path) -> None:
     (whole, _), _ = run_ranks(2, tmp_path / "whole", trained, tmp_path / "others", False)
     with pytest.raises(AssertionError):
         tiny.assert_close(whole, {name: value.float() for name, value in weights.items()}, rtol=1e-5, atol=1e-6)
-
-
-ALBERTS = (
-    "optimizer=lamb", "optimizer.lr=1.76e-3", "optimizer.clip=0.5", "optimizer.clip_each_rank=true",
-    "schedule=polynomial",
-    "schedule.warmup=0", "schedule.warmup_steps=3", "schedule.end_lr=1e-4",
-    "optimizer.scale_lr=sqrt", "optimizer.base_batch=4",
-)  # fmt: skip
-
-
-@pytest.mark.slow
-def test_it_is_a_setting_of_a_run(shelf: Shelf, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
-    """With all that the published run of ALBERT sets besides; the number of ranks then is a part of the run."""
-    ranks = ("backend=ddp", "backend.processes=2", "train.accumulate=1", "backend.compression=fp16")
-    process = command(*shelf.arguments(tmp_path / "run", *ALBERTS, *ranks))
-    _, errors = process.communicate(timeout=500)
-    assert process.returncode == 0, errors
-    assert "rate     0.00176 x sqrt(16 / 4 sequences) = 0.00352" in errors
-    content = results(tmp_path / "run")
-    assert content["optimizer"] == {
-        "name": "Lamb", "peak_lr": 0.00352, "lr": 0.00176, "scale_lr": "sqrt", "base_batch": 4,
-        "sequences_per_step": 16,
-    }  # fmt: skip
-    assert content["identity"]["backend.ranks"] == 2
-    lines = [line["lr"] for line in metrics(tmp_path / "run")]
-    assert lines[:2] == pytest.approx([0.00352 * 0.5 / 3, 0.00352 * 1.5 / 3])
-    last = 1e-4 + (0.00352 - 1e-4) * (0.5 / 5)  # the middle of the last of five steps that fall
-    assert len(lines) == 8 and lines[-1] == pytest.approx(last)
-    capfd.readouterr()
-    assert shelf.run(tmp_path / "run", *ALBERTS) == 2
-    assert "backend.ranks was 2 and is now 1" in capfd.readouterr().err

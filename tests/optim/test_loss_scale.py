@@ -14,7 +14,7 @@ from distributed import run_ranks
 from job import Shelf, metrics, results
 from tiny import Fit, assert_close, loop, make_model, make_rows, new_student, objective_config, weights_of
 
-from distill.config.settings import BackendConfig, PrecisionConfig, TrainConfig
+from distill.config.settings import BackendConfig, TrainConfig
 from distill.distributed import GradientSync, join_ranks
 from distill.distributed.single import Single
 from distill.models.language_model import LanguageModel
@@ -25,7 +25,7 @@ from distill.runtime.errors import Diverged
 from distill.teacher.live import LiveTeacher
 
 MASKED = objective_config(rows="masked", jsd={"weight": 1.0}, hidden_mse={"weight": 1.0})
-SOFTCAP = objective_config(cosine=0.0, reverse_kl={"weight": 1.0})
+OTHERS = objective_config(cosine=0.0, reverse_kl={"weight": 1.0})
 
 
 def test_the_scale_falls_at_once_and_rises_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,9 +37,8 @@ def test_the_scale_falls_at_once_and_rises_slowly(monkeypatch: pytest.MonkeyPatc
     assert [scale.update(True, True) for _ in range(3)] == [False] * 3 and scale.factor == 2**16
     assert not scale.update(False, False) and scale.factor == 2**16, "a loss that is not finite is not the scale's"
     scale.update(True, True), scale.update(True, False), scale.update(True, True), scale.update(True, True)
-    assert (scale.value, scale.good_steps) == (2**15, 2), "an overflow begins the count anew"
     scale.begin(True)
-    assert (scale.value, scale.good_steps) == (2**15, 2), "as after a resume"
+    assert (scale.value, scale.good_steps) == (2**15, 2), "an overflow begins the count anew, and a resume does not"
     assert [scale.update(True, False) for _ in range(15)] == [True] * 15 and scale.factor == 1
     assert not scale.update(True, False) and scale.factor == 1, "at the smallest it is the training that diverges"
     for _ in range(3 * 30):
@@ -49,27 +48,20 @@ def test_the_scale_falls_at_once_and_rises_slowly(monkeypatch: pytest.MonkeyPatc
     assert scale == LossScale() and scale.factor == 1 and not scale.update(True, False)
 
 
-# --- the gradient --------------------------------------------------------------------------------------------------
-
-
-def gradient(settings: Any, teacher: Any, precision: str, scale: float, share: float = 1.0, **fields: Any) -> Any:
-    """That of one window, divided by the scale; `share`: of the real loss, as if the step had more sequences."""
+def gradient(settings: Any, teacher: Any, precision: str, scale: float, fraction: float = 1.0) -> Any:
+    """That of one window, divided by the scale; `fraction`: of the real loss, as if the step had more sequences."""
     torch.manual_seed(0)
-    student = make_model("distilbert", 2, seed=5, **fields).train()
-    objective = tiny.make_objective(settings, student, teacher)
+    student = make_model("distilbert", 2, seed=5).train()
+    objective, ranks = tiny.make_objective(settings, student, teacher), Single(BackendConfig(device="cpu"))
     model = Trainable(LanguageModel(student, precision), objective.modules())
-    ranks = Single(BackendConfig(device="cpu"))
-    sync = GradientSync(ranks, model)
-    rows = make_rows(8, shortest=5)
-    window = Fit(Path(), tiny.make_tokenizer(), rows, settings=TrainConfig(batch_size=4, accumulate=2)).batches.window(
-        0
-    )
-    live, counts = LiveTeacher(LanguageModel(teacher, precision)), objective.count(window) / share
+    sync, train = GradientSync(ranks, model), TrainConfig(batch_size=4, accumulate=2)
+    window = Fit(Path(), tiny.make_tokenizer(), make_rows(8, shortest=5), settings=train).batches.window(0)
+    live, counts = LiveTeacher(LanguageModel(teacher, precision)), objective.count(window) / fraction
     loop.accumulate_gradients(model, live, objective, window, objective.scales(counts, ranks.device) * scale, sync)
     return sync.gradients / scale
 
 
-@pytest.mark.parametrize("settings", [objective_config(), MASKED, SOFTCAP], ids=["default", "masked", "others"])
+@pytest.mark.parametrize("settings", [objective_config(), MASKED, OTHERS], ids=["default", "masked", "others"])
 def test_gradients_are_those_of_fp32_within_rounding(settings: Any, teacher: Any) -> None:
     exact = gradient(settings, teacher, "fp32", 1.0)
     assert (gradient(settings, teacher, "fp32", 2.0**10) - exact).norm() < 1e-6 * exact.norm()
@@ -78,19 +70,7 @@ def test_gradients_are_those_of_fp32_within_rounding(settings: Any, teacher: Any
         assert 1e-6 < (gradient(settings, teacher, precision, scale) - exact).norm() / exact.norm() < tolerance
 
 
-def test_small_gradients_vanish_in_fp16_without_the_scale(teacher: Any) -> None:
-    """In a step of many sequences each one's share is below the smallest number of fp16, 6e-8."""
-    settings, share = objective_config(), 1e-7
-    exact = gradient(settings, teacher, "fp32", 1.0, share)
-    assert (gradient(settings, teacher, "fp16", 2.0**20, share) - exact).norm() < 0.02 * exact.norm()
-    assert (gradient(settings, teacher, "fp16", 1.0, share) - exact).norm() > 0.5 * exact.norm()
-
-
-def test_a_scale_that_is_too_large_shows(teacher: Any) -> None:
-    assert not gradient(objective_config(), teacher, "fp16", 2.0**24).isfinite().all()
-
-
-# --- training ------------------------------------------------------------------------------------------------------
+# --- training
 
 
 def make_fit(folder: Path, tokenizer: Any, rows: np.ndarray, teacher: Any, steps: int = 8, **more: Any) -> Fit:
@@ -116,8 +96,7 @@ def test_it_trains_and_goes_on_bitwise(
     whole.run()
     scales = [line["loss_scale"] for line in whole.logs]
     assert scales[0] == 2**18 and whole.state.overflows == whole.logs[-1]["overflows"] > 1 and whole.state.skipped == 0
-    assert any(after == 2 * before for before, after in pairwise(scales))
-    assert scales[7] == scales[6] / 2
+    assert any(after == 2 * before for before, after in pairwise(scales)) and scales[7] == scales[6] / 2
     for step in (2, 5, 6, 7):
         parts.resume(tmp_path / "whole" / f"step-{step:08d}")
         parts.logs.clear()
@@ -127,27 +106,20 @@ def test_it_trains_and_goes_on_bitwise(
         assert parts.state.loss_scale == whole.state.loss_scale
 
 
-def test_it_trains_as_fp32_does(tmp_path: Path, tokenizer: Any, teacher: Any, rows: np.ndarray) -> None:
-    half, whole = (make_fit(tmp_path / name, tokenizer, rows, teacher, 12) for name in ("fp16", "fp32"))
-    half.state.loss_scale.value, whole.model.student.precision = 2.0**10, "fp32"
-    half.run(), whole.run()
-    losses = [[line["loss/total"] for line in fit.logs] for fit in (half, whole)]
-    assert losses[0] == pytest.approx(losses[1], rel=0.02) and losses[0][-1] < 0.9 * losses[0][0]
-    assert half.state.overflows == 0 and "loss_scale" not in whole.logs[0]
-
-
-def test_the_norm_that_is_clipped_and_logged_is_without_the_scale(
+def test_it_trains_as_fp32_does_and_clips_and_logs_the_norm_without_the_scale(
     tmp_path: Path, tokenizer: Any, teacher: Any, rows: np.ndarray
 ) -> None:
-    fits = [make_fit(tmp_path / name, tokenizer, rows, teacher, 1, **tiny.plain_sgd(0.01)) for name in ("16", "32")]
+    fits = [make_fit(tmp_path / name, tokenizer, rows, teacher, 6, **tiny.plain_sgd(0.5)) for name in ("16", "32")]
     fits[1].model.student.precision = "fp32"
     for fit in fits:
         fit.state.loss_scale.value = 2.0**8
         fit.optimizer_settings = fit.optimizer_settings.changed(clip=0.1)
         fit.run()
-    norms = [fit.logs[0]["grad_norm"] for fit in fits]
-    assert norms[0] == pytest.approx(norms[1], rel=0.01) and norms[0] > 0.2
-    assert_close(weights_of(fits[0].student), weights_of(fits[1].student), rtol=0, atol=1e-4)
+    for name in ("grad_norm", "loss/total"):
+        half, whole = ([line[name] for line in fit.logs] for fit in fits)
+        assert half == pytest.approx(whole, rel=0.02) and min(half) > 0.2
+    assert_close(weights_of(fits[0].student), weights_of(fits[1].student), rtol=0, atol=3e-3)
+    assert fits[0].state.overflows == 0 and "loss_scale" not in fits[1].logs[0]
 
 
 def test_a_falling_scale_does_not_end_the_run_but_divergence_does(
@@ -161,15 +133,6 @@ def test_a_falling_scale_does_not_end_the_run_but_divergence_does(
         fit.run()
     assert (fit.state.step, fit.state.overflows, fit.state.skipped, fit.state.loss_scale.factor) == (19, 16, 3, 1)
     assert_close(weights_of(fit.student), before, rtol=0, atol=0)
-
-
-def test_a_loss_that_is_not_finite_counts_at_once(tmp_path: Path, tokenizer: Any, rows: np.ndarray) -> None:
-    broken = make_model("bert", 2).requires_grad_(False)
-    broken.bert.embeddings.word_embeddings.weight.fill_(math.nan)
-    fit = make_fit(tmp_path, tokenizer, rows, broken)
-    with pytest.raises(Diverged):
-        fit.run()
-    assert (fit.state.step, fit.state.skipped, fit.state.overflows) == (3, 3, 0)
 
 
 def rank_overflows(folder: Path, compression: str, sync: str) -> dict[str, Any]:
@@ -189,7 +152,7 @@ def rank_overflows(folder: Path, compression: str, sync: str) -> dict[str, Any]:
     return {"weights": seen, "scales": [line["loss_scale"] for line in fit.logs], "overflows": fit.state.overflows}
 
 
-@pytest.mark.parametrize(("compression", "sync"), [("none", "window"), ("bf16", "window"), ("none", "every")])
+@pytest.mark.parametrize(("compression", "sync"), [("bf16", "window"), ("none", "every")])
 def test_an_overflow_on_one_rank_leaves_the_step_out_on_all(tmp_path: Path, compression: str, sync: str) -> None:
     first, second = run_ranks(2, tmp_path / "out", rank_overflows, tmp_path, compression, sync)
     assert first["scales"] == second["scales"] == [2.0**8, 2.0**8, 2.0**7, 2.0**7, 2.0**6]
@@ -200,25 +163,18 @@ def test_an_overflow_on_one_rank_leaves_the_step_out_on_all(tmp_path: Path, comp
     assert moved == [False, True, False, True]
 
 
-def test_a_job_in_fp16(shelf: Shelf, done: Path) -> None:
-    folder, more = shelf.root / "fp16", ("precision=fp16", "train.steps=4", "evaluate.every_steps=3")
-    assert shelf.run(folder, *more) == 0
+def test_a_job_whose_models_are_all_in_fp16(shelf: Shelf, done: Path) -> None:
+    folder, more = shelf.root / "fp16", ("precision=fp16", "precision.evaluate=fp16", "train.steps=4")
+    assert shelf.run(folder, *more, "evaluate.every_steps=3") == 0
     student = (folder / "student" / "model.safetensors").read_bytes()
     (folder / "results.json").unlink()  # as if it had been killed after the checkpoint of step 3
     shutil.rmtree(folder / "checkpoints" / "step-00000004")
-    assert shelf.run(folder, *more) == 0
+    assert shelf.run(folder, *more, "evaluate.every_steps=3") == 0
     assert (folder / "student" / "model.safetensors").read_bytes() == student
-    lines, content = metrics(folder), results(folder)
+    lines, content, exact = metrics(folder), results(folder), results(done)
     assert all(line["loss_scale"] >= 1 for line in lines) and content["precision"]["teacher"] == "fp16"
     assert lines[0]["loss/total"] == pytest.approx(metrics(done)[0]["loss/total"], rel=0.01)
     assert content["training"]["overflow_steps"] == lines[-1]["overflows"]
-    assert "loss scale, by step" in (folder / "report.md").read_text()
-
-
-def test_all_three_models_may_be_in_fp16(shelf: Shelf, done: Path) -> None:
-    folder = shelf.root / "all-fp16"
-    assert shelf.run(folder, "precision=fp16", "precision.evaluate=fp16", "train.steps=1", "student.dropout=0.1") == 0
-    scores, exact = results(folder), results(done)
     for measure in ("perplexity", "pseudo_perplexity"):
-        assert scores["teacher"][measure]["heldout"] == pytest.approx(exact["teacher"][measure]["heldout"], rel=0.02)
-    assert PrecisionConfig(**scores["precision"]).evaluate == "fp16"
+        assert content["teacher"][measure]["heldout"] == pytest.approx(exact["teacher"][measure]["heldout"], rel=0.02)
+    assert "loss scale, by step" in (folder / "report.md").read_text()
