@@ -16,22 +16,14 @@ from distill.teacher.distributions import Distribution, Logits, Mixture, Single
 
 
 class PlainLosses:
-    """As one would write it: all logits of both models, then each term's formula."""
+    """All logits of both models, then each term's formula; called as the losses in chunks are."""
 
     def __init__(self, terms: Sequence[VocabularyTerm], vocab: int, *_: object, **__: object) -> None:
-        """`vocab`: how many of the first entries of either head count. The rest are those of chunks."""
         self.terms, self.vocab = terms, vocab
 
     def __call__(
         self, student: Head, teacher: Distribution | None, targets: Tensor, scales: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Sum over the terms of scale * sum over their rows, and the unscaled sums [M], detached.
-
-        Args:
-            teacher: of the same rows; None where no term needs a teacher.
-            targets: [N] int64, -100 in a row without one.
-            scales: [M], in the format that elementwise work is done in.
-        """
         mixture, losses, sums = Mixture.of(teacher), [], []
         members = [self._single(member) for member in mixture.members]
         dtype = torch.promote_types(student.dtype or student.rows.dtype, scales.dtype)

@@ -29,13 +29,8 @@ def test_the_order_of_segments_in_value_gradient_and_count(temperature: float | 
         return Outputs(None, {}, extra={"sop": logits})
 
     student, teacher = (torch.randn(4, 2, dtype=torch.float64, requires_grad=first) for first in (True, False))
-    batch = Batch(
-        {"input_ids": torch.zeros(4, 7, dtype=torch.long)},
-        None,
-        {"sop": Labels(torch.arange(4), torch.tensor(ORDERS))},
-        None,
-        np.arange(4),
-    )
+    labels = {"sop": Labels(torch.arange(4), torch.tensor(ORDERS))}
+    batch = Batch({"input_ids": torch.zeros(4, 7, dtype=torch.long)}, None, labels, None, np.arange(4))
     term = Sop() if temperature is None else SoftSop(temperature)
     loss = term.loss_sum(outputs(student), TeacherOutput(None, outputs(teacher)), batch)
     value, gradient = 0.0, []
