@@ -166,17 +166,6 @@ def test_a_weight_that_is_rounded_already_is_not_rounded_again() -> None:
 # --- gradients through what surrounds it
 
 
-def test_a_tied_weight_gets_both_gradients() -> None:
-    case, ids = problem(), torch.randint(VOCAB, (41,))
-    weight, bias = case.student.weight, case.student.bias
-    case.student = Head(weight[ids].tanh(), weight, bias, torch.float32)
-    plain = PlainLosses(case.terms, VOCAB)(
-        case.student, case.teacher._replace(dtype=torch.float32), case.targets, case.scales.float()
-    )
-    want, found = (torch.autograd.grad(loss, weight, retain_graph=True)[0] for loss, _ in (plain, case.chunked()))
-    torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-6)
-
-
 def test_a_frozen_head_no_grad_and_a_second_backward() -> None:
     case = problem()
     frozen = case.student._replace(weight=case.student.weight.detach(), bias=None)
