@@ -141,7 +141,7 @@ class RunFolder:
             return self._newest("starting from the first step")
         named = Path(self.resume).expanduser()
         newest = self._newest(f"taking resume={self.resume}", besides=named)
-        if newest is not None and read_record(newest)["began_from"] == str(named.resolve()):
+        if newest is not None and read_record(newest)["began_from"] == os.path.realpath(named):
             return newest
         try:
             self.checkpoints.check(named)
@@ -160,7 +160,7 @@ class RunFolder:
 
         def saved() -> list[str]:
             own = [path for path in self.checkpoints.saved() if path not in self._damaged]
-            return [str(path) for path in own if besides is None or path.resolve() != besides.resolve()]
+            return [str(path) for path in own if besides is None or os.path.realpath(path) != os.path.realpath(besides)]
 
         while found := self.ranks.decide(saved):
             newest = Path(found[-1])

@@ -1,15 +1,16 @@
 """Fixtures of the tests of data: a tokenizer trained on made-up words, and a corpus of them."""
 
-import json
 from pathlib import Path
 
 import pytest
+from reading import write_lines
 from text import some_text
 from tiny import parts, text_config
 from transformers import PreTrainedTokenizerFast
 
 from distill.config.settings import Config
 from distill.data.new_tokenizer import wordpiece
+from distill.data.sources import _files
 
 
 @pytest.fixture(scope="session")
@@ -22,11 +23,14 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFast:
 @pytest.fixture
 def reviews(tmp_path: Path) -> Config:
     """60 documents of 1 to 400 words in two JSONL files; rows of 32; work in this process."""
-    folder = tmp_path / "reviews"
-    folder.mkdir()
     for name, seeds in (("a", range(40)), ("b", range(40, 60))):
-        lines = [json.dumps({"text": some_text(seed, 1 + seed * seed % 400)}) for seed in seeds]
-        (folder / f"{name}.jsonl").write_text("\n".join(lines))
-    return text_config(
-        kind="jsonl", path=str(folder), sequence_length=32, cache=str(tmp_path / "cache"), workers=1, heldout=0.2
-    )
+        rows = ({"text": some_text(seed, 1 + seed * seed % 400)} for seed in seeds)
+        write_lines(tmp_path / "reviews" / f"{name}.jsonl", rows)
+    given = {"sequence_length": 32, "cache": str(tmp_path / "cache"), "workers": 1, "heldout": 0.2}
+    return text_config(kind="jsonl", path=str(tmp_path / "reviews"), **given)
+
+
+@pytest.fixture
+def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every file is a unit of work, and may be a shard."""
+    monkeypatch.setattr(_files, "SHARD_BYTES", 1)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from job import distill, metrics, results
+from reading import write_lines
 from transformers import AutoTokenizer
 
 from distill.commands import predict as predict_command
@@ -23,24 +24,21 @@ SHORT = (  # as the model reads 64 tokens
     "{% if add_generation_prompt %}{{ 'a: ' }}{% endif %}"
 )
 NAMED = ("_name_or_path", "name_or_path", "special_tokens_map_file", "tokenizer_file", "vocab_file")
-SHARED = [{"from": "human", "value": "Repeat red"}]
 MESSAGES = [{"role": "user", "content": "Repeat red"}]
 COLOURS = ["red", "blue", "green", "white", "brown"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Conversations, the same as prompts and completions, and a teacher trained on them."""
+    """Conversations, and a teacher trained on them."""
     where = tmp_path_factory.mktemp("conversations")
     draw = random.Random(3)
-    chats, pairs = [], []
+    chats = []
     for _ in range(120):
         said = " ".join(draw.choices(COLOURS, k=draw.randint(2, 8)))
         turns = [{"role": "user", "content": f"Repeat {said}"}, {"role": "assistant", "content": f"{said}."}]
-        chats.append(json.dumps({"messages": turns * draw.randint(1, 2)}))
-        pairs.append(json.dumps({"prompt": f"Repeat {said}:", "completion": f" {said}."}))
-    (where / "chats.jsonl").write_text("\n".join(chats))
-    (where / "pairs.jsonl").write_text("\n".join(pairs))
+        chats.append({"messages": turns * draw.randint(1, 2)})
+    write_lines(where / "chats.jsonl", chats)
     with pytest.MonkeyPatch.context() as here:
         here.chdir(where)
         size = ["student.config={n_embd:32,n_layer:2,n_head:2}", "corpus.vocab_size=300"]
@@ -61,98 +59,69 @@ def instructed(teacher: Path) -> Path:
     return teacher
 
 
-def scored(run: Path) -> tuple[int, int]:
-    """Positions that perplexity scores, and tokens of the set."""
-    described = results(run)["evaluation"]["heldout"]
-    return described["positions"], described["tokens"]
+def said_by_the_card(student: Path, capfd: pytest.CaptureFixture[str]) -> str:
+    """What the lines of code of a model card print."""
+    (code,) = re.findall(r"## Use\n\n```python\n(.*?)```", (student / "README.md").read_text(), flags=re.DOTALL)
+    assert '{"role": "user"' in code
+    with pytest.MonkeyPatch.context() as there:
+        there.chdir(student)
+        capfd.readouterr()
+        exec(code, {})
+    return capfd.readouterr().out
 
 
-def test_distillation_on_conversations(
-    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_distillation_on_conversations(capfd: pytest.CaptureFixture[str]) -> None:
     command = ["+recipe=distilgpt2_gutenberg", "corpus=chat", "corpus.path=chats.jsonl", *SMALL]
     command += ["student.layers=[0]", "train.snapshots=[2]", "hydra.run.dir=runs/chat"]
     assert distill(*command) == 0
     run = Path("runs/chat")
     content = results(run)
     assert "of which the assistant's messages count" in content["corpus"]["name"]
-    assert "prompts are read and not scored" in content["measures"]["perplexity"]["explanation"]
     asked = [sample["prompt"] for sample in content["samples"]["texts"]]
     assert asked and all(prompt.endswith("<|assistant|>\n") for prompt in asked), asked
-    positions, tokens = scored(run)
-    assert 0 < positions < 0.6 * tokens
+    scored = content["evaluation"]["heldout"]
+    assert 0 < scored["positions"] < 0.6 * scored["tokens"], "prompts are read and not scored"
     assert all(line["loss/clm"] > 0 and line["loss/soft"] > 0 for line in metrics(run))
     for student in (run / "student", run / "snapshots" / "step-2"):
         tokenizer = AutoTokenizer.from_pretrained(student)
-        asked = tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
-        assert asked == "<|user|>\nRepeat red\n<|assistant|>\n"
-        card = (student / "README.md").read_text()
-        (code,) = re.findall(r"## Use\n\n```python\n(.*?)```", card, flags=re.DOTALL)
-        assert '{"role": "user"' in code and "It was a long time" not in card
-        monkeypatch.chdir(student)
-        exec(code, {})
-        assert "'role': 'assistant'" in capfd.readouterr().out
-        monkeypatch.chdir(folder)
-    # Another template is another text: the run cannot go on with it. The same again is finished.
-    capfd.readouterr()
+        prompt = tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
+        assert prompt == "<|user|>\nRepeat red\n<|assistant|>\n"
+        assert "'role': 'assistant'" in said_by_the_card(student, capfd)
+    # Another template is another text: the run cannot be resumed with it.
     assert distill(*command, "corpus.template='{% for m in messages %}{{ m.content }}{% endfor %}'") == 2
     assert "the corpus has another text now" in capfd.readouterr().err
-    assert distill(*command) == 0
-    assert "finished and nothing was changed" in capfd.readouterr().err
 
 
-def test_the_template_of_the_teacher(
-    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_template_of_the_teacher(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """It writes the training, is in the student's folder, and is what predictions and the card's lines apply."""
     teacher = instructed(folder / "instructed")
-    for name, fields in (("config.json", NAMED[:1]), ("tokenizer_config.json", NAMED[1:])):  # as programs leave them
-        content = json.loads((teacher / name).read_text()) | dict.fromkeys(fields, f"{folder}/mine")
+    for name in ("config.json", "tokenizer_config.json"):  # as programs leave them
+        content = json.loads((teacher / name).read_text()) | dict.fromkeys(NAMED, f"{folder}/mine")
         (teacher / name).write_text(json.dumps(content))
     command = ["+recipe=distilgpt2_gutenberg", "corpus=chat", f"corpus.path={folder}/chats.jsonl", *SMALL]
     command += [f"teacher.path={teacher}", f"student.path={teacher}", "student=pretrained", "train.snapshots=[2]"]
-    assert distill(*command, f"hydra.run.dir={folder}/runs/instructed") == 0
-    assert "by the chat template of the tokenizer" in results(Path("runs/instructed"))["corpus"]["name"]
-    student = folder / "runs/instructed/student"
-    assert (student / "chat_template.jinja").read_text() == SHORT
+    run = folder / "runs/instructed"
+    assert distill(*command, f"hydra.run.dir={run}") == 0
+    assert "by the chat template of the tokenizer" in results(run)["corpus"]["name"]
     private = (os.fsencode(folder), os.fsencode(Path.home()) + b"/")
-    for published in (student, student.parent / "snapshots" / "step-2"):
-        assert "instructed" in (published / "README.md").read_text()  # a folder alone: whose it is nobody reads there
+    for published in (run / "student", run / "snapshots" / "step-2"):
+        assert (published / "chat_template.jinja").read_text() == SHORT
         for file in published.iterdir():
             assert not any(path in file.read_bytes() for path in private), file
-    tokenizer = AutoTokenizer.from_pretrained(student)
-    prompt = tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
-    assert prompt == "u: Repeat red<|endoftext|>a: "
-    card = (student / "README.md").read_text()
-    (code,) = re.findall(r"## Use\n\n```python\n(.*?)```", card, flags=re.DOTALL)
-    monkeypatch.chdir(student)
-    capfd.readouterr()
-    exec(code, {})
-    assert "'role': 'assistant'" in capfd.readouterr().out
-
-    (student.parent / "asked.jsonl").write_text(
-        "\n".join(json.dumps(each) for each in ({"id": 1, "messages": MESSAGES}, {"conversations": SHARED}))
-    )
-    monkeypatch.chdir(folder)
-    predict_command.run(["model=runs/instructed", "input=runs/instructed/asked.jsonl", "max_new_tokens=5"])
+    assert "'role': 'assistant'" in said_by_the_card(run / "student", capfd)
+    shared = [{"from": "human", "value": "Repeat red"}]
+    write_lines(run / "asked.jsonl", [{"id": 1, "messages": MESSAGES}, {"conversations": shared}])
+    predict_command.run([f"model={run}", f"input={run}/asked.jsonl", "max_new_tokens=5"])
     first, second = map(json.loads, capfd.readouterr().out.splitlines())
-    model = load_model(student)
-    inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
-    written = model.model.generate(**inputs, max_new_tokens=5, do_sample=False)[0, inputs["input_ids"].shape[1] :]
-    assert first["continuation"] == second["continuation"] == tokenizer.decode(written, skip_special_tokens=True)
-    assert first["id"] == 1 and first["messages"] == MESSAGES
+    model = load_model(run / "student")
+    inputs = model.tokenizer("u: Repeat red<|endoftext|>a: ", return_tensors="pt", add_special_tokens=False)
+    answer = model.model.generate(**inputs, max_new_tokens=5, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+    assert first["continuation"] == second["continuation"] == model.tokenizer.decode(answer, skip_special_tokens=True)
+    assert (first["id"], first["messages"]) == (1, MESSAGES)
     raw, same = predict(model, ["Repeat red", {"messages": MESSAGES}], max_new_tokens=5)
     assert same["continuation"] == first["continuation"] != raw["continuation"]
-    for wrong, words in (
-        ({"messages": [*MESSAGES, {"role": "assistant", "content": "red"}]}, "its last message is the assistant's"),
-        ({"messages": "Repeat red"}, "in column messages: no JSON"),
-        ({"messages": []}, "messages has no message"),
-    ):
-        with pytest.raises(SettingError, match=words):
-            predict(model, wrong)
-    with pytest.raises(SettingError, match="has no chat template, so it answers no messages"):
-        model.tokenizer.chat_template = None
-        predict(model, {"messages": MESSAGES})
+    with pytest.raises(SettingError, match="its last message is the assistant's"):
+        predict(model, {"messages": [*MESSAGES, {"role": "assistant", "content": "red"}]})
 
 
 def test_a_student_without_a_template_takes_that_of_its_teacher(folder: Path) -> None:
