@@ -201,12 +201,14 @@ def test_each_token_counts_in_the_window_with_most_context() -> None:
         assert context.fullest[own].sum() == len(seen)
 
 
-def test_a_window_that_holds_only_some_of_the_answer_has_none() -> None:
+@pytest.mark.parametrize("length", [18, 20])
+def test_a_window_that_holds_only_some_of_the_answer_has_none(length: int) -> None:
+    """Of 18 ids one ends just before the answer's last token."""
     context = " ".join(f"{letter}{letter}" for letter in "abcdefghijklmnopqrstuvw")
     begin = context.index("hh")
     question = Question("1", context, "a", (Answer("hh ii jj", (begin, begin + 8)),))
     long = Question("2", context, "a", (Answer(context, (0, len(context))),))
-    windows = rows_of(Questions("x", "2.0", (question, long)), settings=SpanConfig(20, 5, 4))
+    windows = rows_of(Questions("x", "2.0", (question, long)), settings=SpanConfig(length, 5, 4))
     assert windows.context is not None and windows.unreached == 1
     holding, own = 0, np.flatnonzero(windows.questions == 0)
     for window in own:
