@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from distill.distributed.shard import is_root, join_outputs, plain_class
 from distill.models.blocks import block_list, checkpointed, depth_of, in_evaluation_mode
+from distill.models.kernels.masks import Layout, layout_known, makes_known_masks
 from distill.models.known_layers import last_block_at
 from distill.models.pooling import pooled
 from distill.models.precision import at_least_fp32, autocast, dtype_of
@@ -172,7 +173,11 @@ class LanguageModel(nn.Module):
         # A model that is sharded over ranks is made whole in its own forward alone.
         model = self.model if spec.head or spec.extra or is_root(self.model) else self.model.base_model
         inputs = _without_segments(inputs, self.model)
+        layout = Layout(attention is not None, inputs.get("position_ids"))
+        if attention is None and makes_known_masks(self.model):
+            attention = torch.ones_like(inputs["input_ids"])  # else causal models ask for it in their positions
         with ExitStack() as entered:
+            entered.enter_context(layout_known(layout))
             entered.enter_context(autocast(self.precision, inputs["input_ids"].device))
             entered.enter_context(_without_advice_on_masks())
             record = entered.enter_context(_watched(self.model, spec, self.plain))

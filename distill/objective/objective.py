@@ -96,7 +96,7 @@ class Objective:
     def scales(self, counts: Tensor, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
         """What each term's sum is multiplied by in a step with these counts: [T], weight / count."""
         weights = torch.tensor([self.weights[name] for name in self.names])
-        return (weights / counts[: len(self.names)].clamp(min=1)).to(device, dtype)
+        return (weights / counts[: len(self.names)].clamp(min=1)).to(dtype).to(device, non_blocking=True)
 
     @property
     def top_k_temperature(self) -> float | None:

@@ -14,6 +14,7 @@ from distill.models.blocks import block_list, depth_of
 from distill.models.check import check_finite, check_model
 from distill.models.kernels.attention import use_batched_products
 from distill.models.kernels.dropout import replace_dropout
+from distill.models.kernels.masks import use_known_masks
 from distill.models.kernels.packed_linear import pack_teacher, retain_heap, return_large_tensors, use_one_gelu
 from distill.models.kind import ModelKind
 from distill.models.language_model import LanguageModel
@@ -166,6 +167,8 @@ def _choose_attention(model: Any, precision: PrecisionConfig, ranks: Ranks, by_b
         compile_encoder(model, by_block)
     elif ranks.device.type == "cpu":
         use_batched_products(model, precision.kernels == "plain")
+    else:
+        use_known_masks(model)
 
 
 def compile_encoder(model: Any, by_block: bool = False) -> None:

@@ -36,7 +36,8 @@ class StepStats(NamedTuple):
     @staticmethod
     def pack(sums: Tensor, next_counts: Tensor, requests: Sequence[float], clock: float) -> Tensor:
         """This rank's numbers as one vector, on the device of `sums`: [2 T + 1 + len(ALL) + 1]."""
-        return torch.cat([sums, sums.new_tensor([*next_counts.tolist(), *requests, clock])])
+        numbers = torch.tensor([*next_counts.tolist(), *requests, clock], dtype=sums.dtype)
+        return torch.cat([sums, numbers.to(sums.device, non_blocking=True)])
 
     @classmethod
     def unpack(cls, values: list[float], num_terms: int) -> "StepStats":

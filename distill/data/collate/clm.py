@@ -55,7 +55,7 @@ class CausalLM:
         predicts[:, :-1] = (valid & loss_mask_of(tokens))[:, 1:] & (documents[:, 1:] == documents[:, :-1])
         targets, positions = np.roll(ids, -1, axis=1), np.flatnonzero(predicts)
         inputs = {"input_ids": torch.from_numpy(np.where(valid, ids, 0))}
-        if self.packed:
+        if self.packed and documents[:, -1].any():  # else positions are those that every model takes anyway
             inputs["position_ids"] = torch.from_numpy(_restarting(documents))
         return Batch(
             inputs=inputs,

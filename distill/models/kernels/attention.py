@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
 from distill.models.kernels import is_known
 from distill.models.kernels.dropout import factors
+from distill.models.kernels.masks import PREFIX, known_mask
 
-NAME = "batched_products"  # of `attention`, in transformers' list
-DROPOUT_ONLY = "batched_products_for_dropout"  # the same, but torch's SDPA wherever nothing is dropped
+NAME = PREFIX + "products"  # of `attention`, in transformers' list
+DROPOUT_ONLY = PREFIX + "products_for_dropout"  # the same, but torch's SDPA wherever nothing is dropped
 MAX_SCORES = 1 << 27  # 256 MiB in bf16: from here on torch's kernels, which keep no scores
 
 
@@ -26,7 +26,7 @@ def use_batched_products(model: Any, plain: bool = False) -> None:
     if is_known(model) and model.config._attn_implementation == "sdpa":
         name = DROPOUT_ONLY if plain else NAME
         AttentionInterface.register(name, _attention_under_dropout if plain else attention)
-        AttentionMaskInterface.register(name, sdpa_mask if plain else _added_mask)
+        AttentionMaskInterface.register(name, known_mask if plain else _added_mask)
         model.set_attn_implementation(name)
 
 
@@ -37,7 +37,7 @@ def _added_mask(
 
     Every layer would make this of a boolean one, or spend a slow pass over the scores on it.
     """
-    visible = sdpa_mask(dtype=dtype, device=device, **named)
+    visible = known_mask(dtype=dtype, device=device, **named)
     if visible is None:
         return None
     kind = torch.device(device).type

@@ -1,0 +1,92 @@
+"""Masks of attention for batches whose padding and documents are known, so that no forward asks its device for them.
+
+transformers asks at each forward whether a padding mask has holes and whether positions start anew, to leave out a mask
+that hides nothing. On a GPU each question waits until everything before it is computed. Here the collator has answered
+both on the processor.
+
+Shapes: B sequences, S positions.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+PREFIX = "distill_"  # of the names, in transformers' lists, of attention that gets its masks from `known_mask`
+NAME = PREFIX + "sdpa"
+
+
+class Layout(NamedTuple):
+    """What is known of a batch."""
+
+    is_padded: bool
+    positions: Tensor | None  # [B, S], which start anew with each document; None: one document a sequence
+
+    def documents_apart(self, mask_function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """transformers' form of a mask, within each document alone, and by the places in it."""
+        if (positions := self.positions) is None:
+            return mask_function
+        document = (torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1) != 1).cumsum(-1)
+
+        def mask(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            inside = mask_function(batch, head, positions[batch, query], positions[batch, key])
+            return inside & (document[batch, query] == document[batch, key])
+
+        return mask
+
+
+_layout: ContextVar[Layout | None] = ContextVar("layout", default=None)
+
+
+def use_known_masks(model: Any) -> None:
+    """Let a model that attends by torch's SDPA get its masks from `known_mask`."""
+    if model.config._attn_implementation == "sdpa":
+        AttentionInterface.register(NAME, sdpa_attention_forward)
+        AttentionMaskInterface.register(NAME, known_mask)
+        model.set_attn_implementation(NAME)
+
+
+def makes_known_masks(model: Any) -> bool:
+    """Whether the masks of a model come from `known_mask`, also while its attention is recorded."""
+    name = getattr(getattr(model, "config", None), "_attn_implementation", None) or ""
+    return name.startswith(PREFIX)
+
+
+@contextmanager
+def layout_known(layout: Layout) -> Iterator[None]:
+    """While it is open `known_mask` makes the masks of batches with this layout."""
+    token = _layout.set(layout)
+    try:
+        yield
+    finally:
+        _layout.reset(token)
+
+
+def known_mask(
+    *,
+    kv_length: int,
+    mask_function: Callable[..., Tensor],
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    **named: Any,
+) -> Tensor | None:
+    """transformers' mask function: bool [B, 1, S, S], or None where SDPA needs none, as `sdpa_mask` would decide.
+
+    Outside of `layout_known`, as where text is generated, it is `sdpa_mask`.
+    """
+    arguments = {"kv_length": kv_length, "local_size": local_size, **named}
+    if (layout := _layout.get()) is None:
+        return sdpa_mask(mask_function=mask_function, attention_mask=attention_mask, **arguments)
+    may_skip = named.get("allow_is_causal_skip", True) or named.get("allow_is_bidirectional_skip", False)
+    hides_nothing = not layout.is_padded and layout.positions is None
+    if may_skip and hides_nothing and (local_size is None or kv_length < local_size):
+        return None
+    arguments |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    padding = attention_mask if layout.is_padded else None
+    return sdpa_mask(mask_function=layout.documents_apart(mask_function), attention_mask=padding, **arguments)
