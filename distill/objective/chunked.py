@@ -42,6 +42,8 @@ class Tiling(NamedTuple):
         compiled_block: the same through torch.compile, which visits each row on its own: fewer calls.
         leaves_out_rows: whether rows on which no term acts are left out; the host has to know them, so a GPU would be
             waited for.
+        mm_in_fp32: whether products of bf16 or fp16 matrices are added up in the fp32 gradient by the product itself
+            (cuBLAS; torch has it for CUDA alone).
     """
 
     budget: int
@@ -50,10 +52,11 @@ class Tiling(NamedTuple):
     block: int
     compiled_block: int
     leaves_out_rows: bool
+    mm_in_fp32: bool
 
 
-CPU = Tiling(64 << 20, 512, 1024, 1 << 20, 1 << 22, True)
-GPU = Tiling(1 << 30, ALL_AT_ONCE, ALL_AT_ONCE, ALL_AT_ONCE, ALL_AT_ONCE, False)
+CPU = Tiling(64 << 20, 512, 1024, 1 << 20, 1 << 22, True, False)
+GPU = Tiling(1 << 30, ALL_AT_ONCE, ALL_AT_ONCE, ALL_AT_ONCE, ALL_AT_ONCE, False, True)
 
 
 class ChunkedLosses:
@@ -203,9 +206,9 @@ class _InChunks(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         gradients: Sequence[Tensor | None] = ctx.saved_tensors
-        # 1 is the usual case; elsewhere asking means waiting.
+        # 1 is the usual case; elsewhere asking means waiting. In place: the head's gradient is as large as its weight.
         if upstream.device.type != "cpu" or upstream.item() != 1:
-            gradients = [None if gradient is None else gradient * upstream for gradient in gradients]
+            gradients = [None if gradient is None else gradient.mul_(upstream) for gradient in gradients]
         return *gradients[:3], None, None, *gradients[3:]
 
 
@@ -227,7 +230,7 @@ class _Visit:
         products = self._products(self.student, order, chunk)
         teachers = [self._chunks_of(member, order, chunk) for member in self.teacher.members]
         targets = self.targets if self.targets is None or order is None else self.targets[order]
-        gradients = _Gradients(self.student, products, self.scales.dtype, self.tiling.gradient_rows, wanted)
+        gradients = _Gradients(self.student, products, self.scales.dtype, self.tiling, wanted)
         of_modules = [torch.zeros_like(parameter) for parameter in self.losses.parameters]
         sums = self.scales.new_zeros(len(self.scales))
         for start, stop in pieces(0, num_rows, chunk):
@@ -326,18 +329,20 @@ class _Gradients:
     """Sums over the chunks, for rows, weight and bias; weight and bias in fp32 or better where chunks are added up."""
 
     def __init__(
-        self, student: Head, products: _Products, accurate: torch.dtype, rows_at_once: int, wanted: list[bool]
+        self, student: Head, products: _Products, accurate: torch.dtype, tiling: Tiling, wanted: list[bool]
     ) -> None:
         self.student, self.products, self.accurate, self.wanted = student, products, accurate, wanted
         self.rows = torch.empty_like(products.rows)
         self.weight = self.bias = self.product = torch.empty(0)
         num_columns, width = products.weight.shape
-        piece = min(rows_at_once, num_columns)
+        piece = min(tiling.gradient_rows, num_columns)
         self.pieces = list(pieces(0, num_columns, piece))
+        is_half = products.rows.dtype in (torch.bfloat16, torch.float16)
+        self.mm_in_fp32 = tiling.mm_in_fp32 and is_half and accurate == torch.float32
         if wanted[1]:
             make = torch.empty if len(products.rows) else torch.zeros  # the first chunk writes all of it
             self.weight = make(num_columns, width, dtype=accurate, device=products.rows.device)
-            self.product = products.rows.new_empty(piece, width)
+            self.product = products.rows.new_empty(0 if self.mm_in_fp32 else piece, width)
 
     def add(self, start: int, stop: int, gradient: Tensor) -> None:
         """Take in the gradient [n, V] with respect to the logits of rows [start, stop); chunks come in order."""
@@ -353,7 +358,11 @@ class _Gradients:
         """In pieces of the vocabulary: products in bf16 are widened while the processor's cache still holds them."""
         for low, high in self.pieces:
             part, columns = self.weight[low:high], gradient[:, low:high].t()
-            if self.product.dtype == self.accurate:
+            if self.mm_in_fp32 and first:
+                torch.mm(columns, rows, out_dtype=part.dtype, out=part)
+            elif self.mm_in_fp32:
+                torch.addmm(part, columns, rows, out_dtype=part.dtype, out=part)
+            elif self.product.dtype == self.accurate:
                 torch.mm(columns, rows, out=part) if first else part.addmm_(columns, rows)
             else:
                 product = torch.mm(columns, rows, out=self.product[: high - low])
