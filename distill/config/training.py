@@ -162,13 +162,15 @@ class PrecisionConfig(Settings):
     """Number format of each model's forward: fp32, bf16 or fp16 (autocast), or auto. Weights stay in fp32.
 
     fp16 is for GPUs that have no bf16; a student in it has its loss scaled (`distill.optim.loss_scale`). auto is bf16
-    where the processor or GPU multiplies faster in it, which is measured when a run begins and kept when it is resumed;
-    else fp32.
+    on a GPU that has it and on a processor that multiplies faster in it, which is measured when a run begins and kept
+    when it is resumed; else fp32.
     """
 
     student: Literal["fp32", "bf16", "fp16", "auto"] = setting("fp32", "Number format of the student's forward.")
     teacher: Literal["fp32", "bf16", "fp16", "auto"] = setting("fp32", "Number format of the teacher's.")
     evaluate: Literal["fp32", "bf16", "fp16", "auto"] = setting("fp32", "Number format of every model that is scored.")
+    tf32: bool = setting(True, "On a GPU, multiply matrices of fp32 in TF32, which has 10 bits of fraction.")
+    deterministic: bool = setting(False, "On a GPU, use algorithms that repeat bit for bit, which are slower.")
     compile: bool = setting(False, "Run encoders and objective through torch.compile, which is slow to start.")
     kernels: Literal["auto", "plain"] = setting("auto", "auto is what is fastest on this processor; plain is torch.")
 

@@ -1,5 +1,7 @@
 """Number formats: each model's forward in fp32 or under bf16 or fp16 autocast, and which of them `auto` is here."""
 
+import math
+import os
 import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -23,23 +25,39 @@ def autocast(value: str, device: torch.device) -> AbstractContextManager[object]
     return nullcontext() if value == "fp32" else torch.autocast(device.type, dtype_of(value))
 
 
-def bf16_speedup(device: torch.device) -> float:
-    """How many times as fast as in fp32 this processor or GPU multiplies in bf16; 0 where it only emulates that.
+def set_products(settings: PrecisionConfig, device: torch.device) -> None:
+    """How GPUs multiply matrices in fp32 (`precision.tf32`), and whether they repeat their sums exactly.
 
-    Measured, because instructions for bf16 alone are no sign of speed: with those of AVX-512 an AMD Zen 4 was 1.9 times
-    as fast, and an Intel Sapphire Rapids whose tile unit the virtual machine hid 0.6 times. Takes a tenth of a second.
+    Called before the first product: cuBLAS reads its variable once. Processors repeat theirs in any case.
+    """
+    if device.type != "cuda":
+        return
+    torch.set_float32_matmul_precision("high" if settings.tf32 else "highest")
+    if settings.deterministic:
+        # Without warn_only, since attention takes its deterministic backward only then.
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # which would write to every new tensor
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def bf16_speedup(device: torch.device) -> float:
+    """How many times as fast as in fp32 this processor multiplies in bf16; 0 where it only emulates that.
+
+    Of a GPU that has bf16 it is infinite: its tensor cores are built for it. Of a processor it is measured, in a tenth
+    of a second, because instructions for bf16 alone are no sign of speed: with those of AVX-512 an AMD Zen 4 was 1.9
+    times as fast, and an Intel Sapphire Rapids whose tile unit the virtual machine hid 0.6 times.
     """
     if not _multiplies_bf16(device):
         return 0.0
+    if device.type == "cuda":
+        return math.inf
     rows, weight = torch.ones(ROWS, INNER, device=device), torch.ones(INNER, OUTER, device=device)
     pairs = {dtype: (rows.to(dtype), weight.to(dtype)) for dtype in (torch.float32, torch.bfloat16)}
     seconds: dict[torch.dtype, list[float]] = {dtype: [] for dtype in pairs}
     for _ in range(ROUNDS):
         for dtype, (left, right) in pairs.items():
-            wait_for(device)
             began = time.perf_counter()
             torch.mm(left, right)
-            wait_for(device)
             seconds[dtype].append(time.perf_counter() - began)
     return min(seconds[torch.float32]) / min(seconds[torch.bfloat16])
 

@@ -19,7 +19,7 @@ from distill.models.kernels.packed_linear import pack_teacher, retain_heap, retu
 from distill.models.kind import ModelKind
 from distill.models.language_model import LanguageModel
 from distill.models.layers import AUTO
-from distill.models.precision import MIN_SPEEDUP, MODELS, bf16_speedup, dtype_of, resolve
+from distill.models.precision import MIN_SPEEDUP, MODELS, bf16_speedup, dtype_of, resolve, set_products
 from distill.models.student import check_student
 from distill.models.teacher import STARTS, TITLES
 from distill.objective.objective import Objective
@@ -77,6 +77,7 @@ def choose_precision(settings: PrecisionConfig, recorded: dict[str, str], ranks:
     Args:
         recorded: the formats of the checkpoint to resume from, on all ranks; empty where there is none.
     """
+    set_products(settings, ranks.device)
     if all(getattr(settings, name) != "auto" for name in MODELS):
         return settings
     if recorded:
@@ -87,9 +88,12 @@ def choose_precision(settings: PrecisionConfig, recorded: dict[str, str], ranks:
     speedups[ranks.rank] = bf16_speedup(ranks.device)
     slowest = float(ranks.sum(speedups).min())
     auto = "bf16" if slowest >= MIN_SPEEDUP else "fp32"
-    processor = "GPU" if ranks.device.type == "cuda" else "processor"
-    measured = f"multiplies {slowest:.1f} times as fast in bf16 as in fp32" if slowest else "only emulates bf16"
-    logger.info(f"precision=auto: {auto}, as this {processor} {measured}")
+    if ranks.device.type == "cuda":
+        reason = f"GPU {'has' if slowest else 'only emulates'} bf16"
+    else:
+        measured = f"multiplies {slowest:.1f} times as fast in bf16 as in fp32" if slowest else "only emulates bf16"
+        reason = f"processor {measured}"
+    logger.info(f"precision=auto: {auto}, as this {reason}")
     return resolve(settings, auto, {})
 
 

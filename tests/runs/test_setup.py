@@ -1,6 +1,8 @@
 """Formats, kernels and tokenizers of a run: what `auto` is, one switch for kernels, and pairs with a token more."""
 
 import json
+import math
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from distill.distributed.single import Single
 from distill.evaluation.sets import EvaluationSet
 from distill.models.kind import CAUSAL, MASKED
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
+from distill.models.precision import bf16_speedup, set_products
 from distill.runs import setup
 from distill.runs.tokenizers import reads_same_tokens, refuse_tokens_beyond
 from distill.runtime.errors import SettingError
@@ -63,6 +66,29 @@ def test_auto_takes_bf16_where_it_is_faster_on_all_ranks(
     chosen = choose(*speedups)
     assert (chosen.student, chosen.teacher, chosen.evaluate) == (expected, expected, "fp32")
     assert len(lines) == 1 and f"precision=auto: {expected}" in lines[0] and words in lines[0]
+
+
+@pytest.mark.parametrize("settings", [PrecisionConfig(), PrecisionConfig(tf32=False, deterministic=True)])
+def test_what_gpus_multiply_in_and_repeat(settings: PrecisionConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    before = torch.get_float32_matmul_precision()
+    try:
+        set_products(settings, torch.device("cpu"))
+        assert torch.get_float32_matmul_precision() == before and not torch.are_deterministic_algorithms_enabled()
+        set_products(settings, torch.device("cuda"))
+        assert torch.get_float32_matmul_precision() == ("high" if settings.tf32 else "highest")
+        assert torch.are_deterministic_algorithms_enabled() == settings.deterministic
+        assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) == settings.deterministic
+        assert not torch.is_deterministic_algorithms_warn_only_enabled(), "attention would stay as it is"
+    finally:
+        torch.set_float32_matmul_precision(before)
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+def test_a_gpu_with_bf16_needs_no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: not including_emulation)
+    assert bf16_speedup(torch.device("cuda")) == math.inf
 
 
 def test_a_resumed_run_stays_in_its_formats() -> None:
