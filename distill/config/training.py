@@ -171,6 +171,9 @@ class PrecisionConfig(Settings):
     evaluate: Literal["fp32", "bf16", "fp16", "auto"] = setting("fp32", "Number format of every model that is scored.")
     tf32: bool = setting(True, "On a GPU, multiply matrices of fp32 in TF32, which has 10 bits of fraction.")
     deterministic: bool = setting(False, "On a GPU, use algorithms that repeat bit for bit, which are slower.")
+    attention: Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] = setting(
+        "auto", "transformers' implementation in both models, as attn_implementation; auto is torch's SDPA."
+    )
     compile: bool = setting(False, "Run encoders and objective through torch.compile, which is slow to start.")
     kernels: Literal["auto", "plain"] = setting("auto", "auto is what is fastest on this processor; plain is torch.")
 

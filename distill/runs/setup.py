@@ -24,6 +24,7 @@ from distill.models.student import check_student
 from distill.models.teacher import STARTS, TITLES
 from distill.objective.objective import Objective
 from distill.objective.trainable import Trainable
+from distill.runtime.errors import SettingError, first_line
 from distill.teacher.members import Member, settings_by_member, with_models
 
 logger = logging.getLogger(__name__)
@@ -167,12 +168,33 @@ def setup_teacher(teacher: Any, precision: PrecisionConfig, ranks: Ranks) -> Lan
 
 
 def _choose_attention(model: Any, precision: PrecisionConfig, ranks: Ranks, by_block: bool = False) -> None:
+    if precision.attention != "auto":
+        use_attention(model, precision.attention, ranks.device)
     if precision.compile:
         compile_encoder(model, by_block)
+    elif precision.attention != "auto":
+        pass
     elif ranks.device.type == "cpu":
         use_batched_products(model, precision.kernels == "plain")
     else:
         use_known_masks(model)
+
+
+def use_attention(model: Any, name: str, device: torch.device) -> None:
+    """Let a model attend by an implementation of transformers.
+
+    Raises:
+        SettingError: it needs a GPU, a package that is not installed, or another family.
+    """
+    reason = "it needs a GPU" if device.type == "cpu" and name not in ("eager", "sdpa") else ""
+    try:
+        if not reason:
+            model.set_attn_implementation(name)
+            reason = "" if model.config._attn_implementation == name else f"a {type(model).__name__} has its own"
+    except (AttributeError, ImportError, ValueError) as error:
+        reason = first_line(error)
+    if reason:
+        raise SettingError(reason, setting="precision.attention", value=name, cure="leave it at auto")
 
 
 def compile_encoder(model: Any, by_block: bool = False) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from families import make_family
 from job import Shelf, assert_alike, distill, results, save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from vocabularies import vocabulary_of
@@ -84,6 +85,28 @@ def test_what_gpus_multiply_in_and_repeat(settings: PrecisionConfig, monkeypatch
         torch.set_float32_matmul_precision(before)
         torch.use_deterministic_algorithms(False)
         torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "device", "words"),
+    [
+        ("bert", "flash_attention_2", "cpu", "needs a GPU"),
+        ("bert", "flash_attention_2", "cuda", "FlashAttention2"),
+        ("gpt2", "flex_attention", "cuda", "does not support"),
+        ("mpnet", "sdpa", "cpu", "has its own"),
+        ("bert", "eager", "cpu", ""),
+        ("llama", "flex_attention", "cuda", ""),
+    ],
+)
+def test_attention_as_asked_for(family: str, name: str, device: str, words: str) -> None:
+    model = make_family(family)
+    if not words:
+        setup.use_attention(model, name, torch.device(device))
+        assert model.config._attn_implementation == name
+        return
+    with pytest.raises(SettingError, match=words) as raised:
+        setup.use_attention(model, name, torch.device(device))
+    assert (raised.value.setting, raised.value.value) == ("precision.attention", name)
 
 
 def test_a_gpu_with_bf16_needs_no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
