@@ -169,6 +169,9 @@ class PrecisionConfig(Settings):
     student: Literal["fp32", "bf16", "fp16", "auto"] = setting("fp32", "Number format of the student's forward.")
     teacher: Literal["fp32", "bf16", "fp16", "auto"] = setting("fp32", "Number format of the teacher's.")
     evaluate: Literal["fp32", "bf16", "fp16", "auto"] = setting("fp32", "Number format of every model that is scored.")
+    quantize_teacher: Literal["int8", "fp8"] | None = setting(
+        None, "Format of the weights of the teacher's linear layers, by torchao; fp8 needs a GPU that has it."
+    )
     tf32: bool = setting(True, "On a GPU, multiply matrices of fp32 in TF32, which has 10 bits of fraction.")
     deterministic: bool = setting(False, "On a GPU, use algorithms that repeat bit for bit, which are slower.")
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] = setting(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from distill.config.settings import PrecisionConfig
 from distill.distributed import Ranks
-from distill.distributed.shard import without_gradients
+from distill.distributed.shard import is_sharded, without_gradients
 from distill.models.blocks import in_evaluation_mode
 from distill.models.kernels.packed_linear import pack_for_evaluation
 from distill.models.language_model import LanguageModel, Outputs, OutputSpec, idle_forward
@@ -94,8 +94,23 @@ class Readers:
     @contextmanager
     def evaluating(self, model: Any) -> Iterator[None]:
         """Evaluation mode without gradients, in the format of evaluation, and back to what was before."""
-        with in_evaluation_mode(model), without_gradients(model, dtype_of(self.precision.evaluate)):
+        form = dtype_of(self.precision.evaluate)
+        with in_evaluation_mode(model), self.on_device(model), without_gradients(model, form):
             yield
+
+    @contextmanager
+    def on_device(self, model: Any) -> Iterator[None]:
+        """The model on this rank's device, and back: a teacher whose copy is trained from waits on the host."""
+        first = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+        if first is None or first.device.type == self.ranks.device.type or is_sharded(model):
+            yield
+            return
+        before = first.device
+        model.to(self.ranks.device)
+        try:
+            yield
+        finally:
+            model.to(before)
 
     @contextmanager
     def timed(self) -> Iterator[None]:

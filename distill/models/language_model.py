@@ -142,10 +142,13 @@ class LanguageModel(nn.Module):
     forward at a time: the hooks of two threads would read each other's.
     """
 
-    def __init__(self, model: Any, precision: str = "fp32", plain: bool = False, checkpoints: bool = False) -> None:
+    def __init__(
+        self, model: Any, precision: str = "fp32", plain: bool = False, checkpoints: bool = False, rounded: bool = False
+    ) -> None:
         """
         Args:
             precision: of the forward: fp32, or autocast in fp16 or, for anything else, bf16.
+            rounded: the weights have that format already, and the forward is in it without autocast.
             plain: let the last block compute its output at positions that are not read, too; see `last_block_at`.
             checkpoints: in training, compute the inside of blocks again in the backward pass instead of keeping it.
         """
@@ -153,6 +156,7 @@ class LanguageModel(nn.Module):
         self.model = model
         self.precision = precision
         self.plain = plain
+        self._autocast = "fp32" if rounded else precision
         self._checkpointed = list(block_list(model.base_model, depth_of(model))) if checkpoints else []
         self._casts: dict[torch.dtype, Tensor] | None = None
 
@@ -178,7 +182,7 @@ class LanguageModel(nn.Module):
             attention = torch.ones_like(inputs["input_ids"])  # else causal models ask for it in their positions
         with ExitStack() as entered:
             entered.enter_context(layout_known(layout))
-            entered.enter_context(autocast(self.precision, inputs["input_ids"].device))
+            entered.enter_context(autocast(self._autocast, inputs["input_ids"].device))
             entered.enter_context(_without_advice_on_masks())
             record = entered.enter_context(_watched(self.model, spec, self.plain))
             if self.model.training and torch.is_grad_enabled():

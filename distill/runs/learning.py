@@ -127,7 +127,11 @@ def find_caches(run: Run) -> dict[str, Cache]:
     caches = {}
     for name, member in settings_by_member(config).items():
         if member.cache.wanted:
-            identity = {**content, "teacher": pair.digests[member.setting], "int8": False}  # draws follow from the key
+            identity = {
+                **content,
+                "teacher": pair.digests[member.setting],
+                "int8": run.config.precision.quantize_teacher or False,
+            }
             identity |= {"code": member.code} if member.code is not None else {}
             setting = f"{member.setting}.cache"
             caches[name] = find(member.cache, identity, data.batches, objective.positions, config.data.cache, setting)

@@ -9,11 +9,12 @@ from torch import nn
 from distill.config.settings import Config, PrecisionConfig, StudentConfig
 from distill.distributed import Ranks
 from distill.distributed.devices import keep_threads
-from distill.distributed.shard import is_root, skeleton_of
+from distill.distributed.shard import is_root, is_sharded, skeleton_of
 from distill.models.blocks import block_list, depth_of
 from distill.models.check import check_finite, check_model
 from distill.models.kernels.attention import use_batched_products
 from distill.models.kernels.dropout import replace_dropout
+from distill.models.kernels.frozen import frozen_copy
 from distill.models.kernels.masks import use_known_masks
 from distill.models.kernels.packed_linear import pack_teacher, retain_heap, return_large_tensors, use_one_gelu
 from distill.models.kind import ModelKind
@@ -162,6 +163,14 @@ def setup_teacher(teacher: Any, precision: PrecisionConfig, ranks: Ranks) -> Lan
 
     That is packed, or computes in another format; the report scores the teacher itself.
     """
+    if precision.quantize_teacher is not None and is_sharded(teacher):
+        problem, cure = "for a teacher that each rank has whole", "set backend.shard_teacher=false, or leave it out"
+        raise SettingError(problem, setting="precision.quantize_teacher", value=precision.quantize_teacher, cure=cure)
+    on_gpu = ranks.device.type == "cuda" and precision.teacher != "fp32" and not is_sharded(teacher)
+    if on_gpu or precision.quantize_teacher is not None:
+        frozen = frozen_copy(teacher, precision, ranks.device)
+        _choose_attention(frozen, precision, ranks)
+        return LanguageModel(frozen, precision.teacher, precision.kernels == "plain", rounded=True)
     frozen = pack_teacher(ranks.place(teacher, dtype_of(precision.teacher)), precision, ranks.device)
     _choose_attention(frozen, precision, ranks)
     return LanguageModel(frozen, precision.teacher, precision.kernels == "plain")

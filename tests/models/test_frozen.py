@@ -1,0 +1,63 @@
+"""A teacher as a GPU has it: one copy, every weight in one format or quantised, beside the model that is scored."""
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from families import make_family
+
+from distill.config.settings import PrecisionConfig
+from distill.models.kernels.frozen import frozen_copy
+from distill.models.language_model import LAST, LanguageModel, OutputSpec
+from distill.runtime.errors import SettingError
+
+CPU = torch.device("cpu")
+BF16 = PrecisionConfig(teacher="bf16")
+
+
+def outputs(model: LanguageModel) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits and the last hidden state of three sequences."""
+    ids = torch.randint(5, 40, (3, 12), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        found = model({"input_ids": ids}, None, OutputSpec(head=True, layers=(LAST,)))
+        assert found.head_rows is not None
+        return model.logits(found.head_rows).float(), found.hidden[LAST]
+
+
+@pytest.mark.parametrize("family", ["bert", "albert", "distilbert", "gpt2", "llama", "qwen3", "gemma", "gpt_neox"])
+def test_a_copy_computes_in_its_format_and_leaves_the_model_as_it_was(family: str) -> None:
+    teacher = make_family(family)
+    before = {name: tensor.clone() for name, tensor in teacher.state_dict().items()}
+    frozen = frozen_copy(teacher, BF16, CPU)
+    assert {weight.dtype for weight in frozen.parameters()} == {torch.bfloat16}
+    assert len(list(frozen.parameters())) == len(list(teacher.parameters())), "tied weights stay tied"
+    kept = {name: buffer.dtype for name, buffer in teacher.named_buffers()}
+    assert {name: buffer.dtype for name, buffer in frozen.named_buffers()} == kept
+    after = teacher.state_dict()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    exact, _ = outputs(LanguageModel(teacher))
+    logits, hidden = outputs(LanguageModel(frozen, "bf16", rounded=True))
+    under_autocast, _ = outputs(LanguageModel(teacher, "bf16"))
+    assert hidden.dtype == torch.bfloat16
+    error, usual = ((each - exact).norm() / exact.norm() for each in (logits, under_autocast))
+    assert error < max(0.02, 3 * usual)
+
+
+def test_weights_of_linear_layers_in_int8() -> None:
+    pytest.importorskip("torchao")
+    teacher = make_family("llama", tie_word_embeddings=False)
+    frozen = frozen_copy(teacher, BF16.changed(quantize_teacher="int8"), CPU)
+    assert type(frozen.model.layers[0].mlp.up_proj.weight) is not torch.nn.Parameter
+    assert type(frozen.get_output_embeddings().weight) is torch.nn.Parameter, "the objective multiplies it"
+    exact, _ = outputs(LanguageModel(teacher))
+    logits, _ = outputs(LanguageModel(frozen, "bf16", rounded=True))
+    assert 0 < (logits - exact).norm() < 0.1 * exact.norm()
+
+
+def test_without_torchao_one_line_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden: Any = None
+    monkeypatch.setitem(sys.modules, "torchao.quantization", hidden)
+    with pytest.raises(SettingError, match="not installed") as raised:
+        frozen_copy(make_family("llama"), BF16.changed(quantize_teacher="int8"), CPU)
+    assert raised.value.setting == "precision.quantize_teacher" and "quantized" in raised.value.cure
