@@ -14,10 +14,10 @@ import torch
 from families import CAUSAL, FAMILIES, make_family
 from job import distill
 from test_golden import RUNS
+from tiny import loop
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distill import train
 from distill.models.kernels.masks import NAME, use_known_masks
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
 
@@ -79,7 +79,7 @@ class Lists(TorchFunctionMode):
 
 @pytest.mark.parametrize("name", RUNS_OF)
 def test_a_step_waits_once(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, seen = train.step, []
+    made, seen = loop.step, []
 
     def watched(*arguments: Any) -> Any:
         with Waits() as waits, Lists() as lists:
@@ -88,7 +88,7 @@ def test_a_step_waits_once(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
         seen.append({place: number for place, number in both.items() if place not in ON_CPUS})
         return result
 
-    monkeypatch.setattr(train, "step", watched)
+    monkeypatch.setattr(loop, "step", watched)
     folders = [f"data.cache={tmp_path / 'cache'}", f"hydra.run.dir={tmp_path / 'run'}"]
     assert distill(*RUNS[name](tmp_path), *folders, "train.steps=3", "evaluate.sets=[]") == 0
     assert seen == [EXPECTED] * 3
