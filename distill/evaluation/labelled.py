@@ -71,6 +71,7 @@ class TablePass(Pass):
             if self.head in batch.labels:
                 sequences, targets = batch.labels[self.head]
                 self.users.update(logits[sequences], targets)
+        ranks.barrier()  # one may score for longer than the others wait in an exchange
         of_all = ranks.sum(outputs).cpu().numpy()  # [N, C] or [N, S, 2]
         try:
             scores = data.scores(of_all)

@@ -7,6 +7,7 @@ embedding, V vocabulary.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -76,6 +77,7 @@ class Sums:
 
     def over_ranks(self) -> np.ndarray:
         """[K, R + 1]: of each sequence, and last of all of them. All ranks call it once."""
+        self.ranks.barrier()  # one may score for longer than the others wait in an exchange
         return self.ranks.sum(self._sums).cpu().numpy()
 
 
@@ -105,18 +107,28 @@ class Scoring:
 
     def batch(self, data: EvaluationSet, numbers: np.ndarray) -> Batch:
         """These sequences, masked as evaluation always does, cut to the longest of them, on this rank's device."""
+        return self._collated(data, numbers).to(self.ranks.device)
+
+    def batches(self, data: EvaluationSet, on_progress: ProgressCallback) -> Iterator[Batch]:
+        """This rank's sequences, longest first; a thread makes the next batch while one is scored."""
+        order, size = self.longest_first(data)[self.ranks.rank :: self.ranks.size], self.settings.batch_size
+        parts = [order[start : start + size] for start in range(0, len(order), size)]
+        with ThreadPoolExecutor(1, thread_name_prefix="scoring") as pool:
+            coming = pool.submit(self._collated, data, parts[0]) if parts else None
+            for numbers, following in zip(parts, [*parts[1:], None], strict=True):
+                assert coming is not None
+                batch = coming.result()
+                coming = None if following is None else pool.submit(self._collated, data, following)
+                yield batch.to(self.ranks.device)
+                on_progress(len(numbers))
+
+    def _collated(self, data: EvaluationSet, numbers: np.ndarray) -> Batch:
+        """The batch of these sequences on the host, in pinned memory for a GPU."""
         collator, sequences = self.collator_of(data), data.sequences[numbers]
         longest = int(_lengths(sequences, collator.pad_id).max())
         keys = key(SEED, "evaluation mask", numbers)
-        return collator.collate(sequences[:, : max(longest, 1)], keys, numbers).to(self.ranks.device)
-
-    def batches(self, data: EvaluationSet, on_progress: ProgressCallback) -> Iterator[Batch]:
-        """This rank's sequences, longest first."""
-        order, size = self.longest_first(data)[self.ranks.rank :: self.ranks.size], self.settings.batch_size
-        for start in range(0, len(order), size):
-            numbers = order[start : start + size]
-            yield self.batch(data, numbers)
-            on_progress(len(numbers))
+        batch = collator.collate(sequences[:, : max(longest, 1)], keys, numbers)
+        return batch.pinned() if self.ranks.device.type == "cuda" else batch
 
     def whole_forward(self, model: LanguageModel, batch: Batch) -> None:
         """Everything that a model computes for a batch: its heads at every position, chunk by chunk."""
@@ -130,7 +142,7 @@ class Scoring:
 
     def tensor(self, array: np.ndarray) -> Tensor:
         """An array on the device of this rank."""
-        return torch.from_numpy(array).to(self.ranks.device)
+        return torch.from_numpy(array).to(self.ranks.device, non_blocking=True)
 
 
 def _lengths(sequences: np.ndarray, pad_id: int) -> np.ndarray:

@@ -74,6 +74,7 @@ def continue_with_each(
             with evaluator.readers.timed(), evaluator.readers.opened(model) as reader, uncompiled([reader.model]):
                 if evaluator.ranks.rank == 0:
                     written[name] = continue_prompts(reader.model, prompts, evaluator.scoring, count)
+    evaluator.ranks.barrier()  # rank 0 may write for longer than the others wait in an exchange
     return written
 
 

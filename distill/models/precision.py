@@ -36,7 +36,7 @@ def set_products(settings: PrecisionConfig, device: torch.device) -> None:
     if settings.deterministic:
         # Without warn_only, since attention takes its deterministic backward only then.
         torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # which would write to every new tensor
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # slow
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 

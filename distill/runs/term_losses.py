@@ -72,6 +72,7 @@ class LossPass(Pass):
                 sums[1] += torch.tensor([term.count(batch) for term in terms], dtype=torch.float64)
             for _ in range(left):  # a sharded teacher computes on all ranks together
                 idle_forward(reader.model)
+        ranks.barrier()  # one may score for longer than the others wait in an exchange
         means = (total / max(count, 1) for total, count in zip(*ranks.sum(sums).tolist(), strict=True))
         values = {measure.name: mean for measure, mean in zip(self.measures, means, strict=True)}
         return SetScores(values, data.num_sequences)

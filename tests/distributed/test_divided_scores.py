@@ -1,6 +1,7 @@
 """Scores and caches of any number of ranks, of sharded models too, are those of one process; training goes on."""
 
 import hashlib
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -206,6 +207,24 @@ def test_scores_do_not_depend_on_the_number_of_ranks(size: int, alone: dict[str,
     assert sum(name.startswith("student pseudo_perplexity") for name in alone["masked"]) > 2 * len(NUM_ROWS)
     for rank in run_ranks(size, tmp_path, on_a_rank, "ddp"):
         assert_same_scores(rank, alone, "masked")
+
+
+def slow_rank(timeout: float) -> dict[str, float]:
+    """Scores of a model that takes longer on rank 1 than ranks wait in an exchange."""
+    ranks = join_ranks(BackendConfig(name="ddp", device="cpu", threads=1, timeout=timeout))
+    model, rows = tiny.make_model("distilbert", 1), tiny.make_rows(4)
+    if ranks.rank == 1:
+        model.register_forward_pre_hook(lambda *_: time.sleep(1.5 * timeout))
+    masks = masked_lm(MASKING, tiny.make_tokenizer(), np.bincount(rows[0], minlength=VOCAB))
+    evaluator = tiny.make_evaluator(EvaluateConfig(batch_size=4), masks, PrecisionConfig(), ranks)
+    scores = evaluator.score(model, "student", [EvaluationSet("rows", "", rows, 1)])
+    ranks.close()
+    return scores["perplexity"]
+
+
+def test_a_rank_may_score_for_longer_than_an_exchange_waits(tmp_path: Path) -> None:
+    one, other = run_ranks(2, tmp_path, slow_rank, 2.0)
+    assert one == other and one["rows"] > 1
 
 
 @pytest.mark.slow
