@@ -130,6 +130,9 @@ class BackendConfig(Settings):
     timeout: float = setting(300.0, "Another rank without an answer for so long is lost.", unit="seconds", gt=0, le=1e7)
     shard_student: bool | None = setting(None, "Shard the student's weights over the ranks of fsdp; null does.")
     shard_teacher: bool | None = setting(None, "Shard the teacher's weights over the ranks of fsdp; null does.")
+    shard_size: int | None = setting(
+        None, "Ranks of fsdp over which weights are sharded, such as those of a host; null: all.", ge=1, le=65_536
+    )
     offload_teacher: bool = setting(False, "Keep the shards of a teacher in the memory of the host, not of the GPU.")
 
     @property
@@ -153,6 +156,9 @@ class BackendConfig(Settings):
         for name, value in self.given("shard_student", "shard_teacher").items() if self.name != "fsdp" else ():
             problem = f"with backend.name={self.name}: only fsdp shards models over ranks"
             yield f".{name}", value, problem, "set backend=fsdp, or leave it out"
+        if self.shard_size is not None and self.name != "fsdp":
+            problem = f"with backend.name={self.name}: only fsdp shards models over ranks"
+            yield ".shard_size", self.shard_size, problem, "set backend=fsdp, or leave it out"
         if self.offload_teacher and not self.shards_teacher:
             cure = "set backend=fsdp without backend.shard_teacher=false"
             yield ".offload_teacher", True, "for a teacher that is sharded", cure

@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
@@ -37,10 +37,23 @@ class Fsdp(Ddp):
             )
         if self.size == 1:
             self._join_alone()
-        self.mesh = init_device_mesh(self.device.type, (self.size,))
+        self.mesh = self._make_mesh(settings.shard_size or self.size)
         self.shards_student, self.shards_teacher = settings.shards_student, settings.shards_teacher
         self._offloads = settings.offload_teacher
         self.equal_windows = self.shards
+
+    def _make_mesh(self, shard_size: int) -> DeviceMesh:
+        """Of all ranks; of groups of `shard_size` of them, each of which has all weights, where that is fewer.
+
+        The ranks of a host then exchange weights among themselves, and hosts exchange gradients alone (HSDP).
+        """
+        if self.size % shard_size:
+            problem, cure = f"for {self.size} ranks", "give a number that divides them, such as the GPUs of a host"
+            raise SettingError(problem, setting="backend.shard_size", value=shard_size, cure=cure)
+        if shard_size == self.size:
+            return init_device_mesh(self.device.type, (self.size,))
+        shape = (self.size // shard_size, shard_size)
+        return init_device_mesh(self.device.type, shape, mesh_dim_names=("replicate", "shard"))
 
     def _join_alone(self) -> None:
         dist.init_process_group(

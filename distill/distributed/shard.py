@@ -121,6 +121,16 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def replicas(tensor: DTensor) -> int:
+    """How many ranks have each element of a sharded tensor."""
+    return tensor.device_mesh.size(0) if tensor.device_mesh.ndim > 1 else 1
+
+
+def is_first_replica(tensor: DTensor) -> bool:
+    """Whether this rank is of the first group of ranks that have all of a sharded tensor."""
+    return tensor.device_mesh.ndim == 1 or tensor.device_mesh.get_local_rank(0) == 0
+
+
 def whole(tensor: Tensor) -> Tensor:
     """A tensor with the parts of all ranks, which have to call this together; itself where it is not sharded."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

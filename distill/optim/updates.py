@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from distill.config.settings import OptimizerConfig
-from distill.distributed.shard import local
+from distill.distributed.shard import local, replicas
 from distill.optim.optimizer_state import PART_OF
 from distill.runtime.errors import SettingError
 
@@ -115,11 +115,12 @@ def bound_of_rank(settings: OptimizerConfig, ranks: int) -> float | None:
 def clip_gradients(model: nn.Module, largest: float | None) -> torch.Tensor:
     """The norm of the whole gradient, which is scaled down to `largest` where that is given and exceeded."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    sharded = [local(gradient) for gradient in gradients if isinstance(gradient, DTensor)]
+    sharded = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
     norm = torch.nn.utils.get_total_norm([gradient for gradient in gradients if not isinstance(gradient, DTensor)])
-    if sharded:  # every element of these is on one rank: one small exchange
-        squares = torch.nn.utils.get_total_norm(sharded).square()
+    if sharded:  # every element of these is on as many ranks: one small exchange
+        squares = torch.nn.utils.get_total_norm([local(gradient) for gradient in sharded]).square()
         dist.all_reduce(squares)
+        squares /= replicas(sharded[0])
         norm = (norm.to(squares).square() + squares).sqrt()
     if largest is not None:
         factor = (largest / (norm + 1e-6)).clamp(max=1.0)

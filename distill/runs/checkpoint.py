@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from distill.distributed import Ranks
-from distill.distributed.shard import local
+from distill.distributed.shard import is_first_replica, local
 from distill.optim.optimizer_state import SLOT, has_slot, optimizer_state, restore_optimizer
 from distill.runs.facts import Best, HistoryPoint
 from distill.runs.identity import refuse_other_settings
@@ -268,7 +268,7 @@ def write_shard(path: Path, tensors: dict[str, Tensor], first: bool) -> None:
         if isinstance(tensor, DTensor):
             _, begin = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
             part = tensor.to_local()
-        if first or (isinstance(tensor, DTensor) and part.numel()):
+        if first or (isinstance(tensor, DTensor) and part.numel() and is_first_replica(tensor)):
             part = part.detach().cpu().contiguous()
             is_view = part.untyped_storage().nbytes() != part.nbytes  # safetensors writes no part of a larger tensor
             parts[name] = part.clone() if is_view else part

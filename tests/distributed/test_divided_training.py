@@ -160,6 +160,32 @@ def test_four_ranks_of_which_two_have_nothing_in_the_last_window(tmp_path: Path,
             assert_close(rank[case], alone[case], **NEAR)
 
 
+def in_two_groups(folder: Path) -> dict[str, Any]:
+    """Weights are sharded over two of four ranks, and the other two have the same parts."""
+    torch.set_num_threads(1)
+    ranks = join_ranks(BackendConfig(name="fsdp", device="cpu", timeout=60.0, shard_size=2))
+    found = {}
+    for case in ("bert", "adamw", "lamb"):
+        fit = fit_of(folder / case, case, ranks)
+        fit.run()
+        found[case] = weights(fit)
+    goes_on = fit_of(folder / "adamw", "adamw", ranks).resume(folder / "adamw" / "step-00000001")
+    goes_on.folder = goes_on.checkpoints.folder = folder / "resumed"
+    goes_on.run()
+    files = {path.name: path.stat().st_size for path in (folder / "adamw" / "step-00000001").glob("*.safetensors")}
+    found |= {"resumed": weights(goes_on), "files": files}
+    ranks.close()
+    return found
+
+
+def test_groups_of_ranks_have_all_weights_each(tmp_path: Path, alone: dict[str, Any]) -> None:
+    for rank in run_ranks(4, tmp_path / "out", in_two_groups, tmp_path):
+        for case in ("bert", "adamw", "lamb"):
+            assert_close(rank[case], alone[case], **near(case))
+        assert_close(rank["resumed"], rank["adamw"], rtol=0, atol=0)
+        assert sum(size > 1000 for size in rank["files"].values()) == len(rank["files"]) / 2, "a part is written once"
+
+
 def test_a_resumed_run_ends_with_the_same_bits(two_ranks: list[Any]) -> None:
     for rank in two_ranks:
         assert_close(rank["resumed"], rank["adamw"], rtol=0, atol=0)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from distill.distributed.shard import local
+from distill.distributed.shard import local, replicas
 from distill.optim.optimizers import check_settings
 
 PIECE = 2**16  # elements: weight, gradient, both moments and the update of so many fit into the cache of one core
@@ -126,7 +126,8 @@ def _over_ranks(norms: Tensor, weights: list[Tensor]) -> Tensor:
         return norms
     is_sharded = torch.tensor(sharded, device=norms.device)
     squares = norms.square() * is_sharded
-    dist.all_reduce(squares)  # between all ranks, each of which holds other elements
+    dist.all_reduce(squares)  # between all ranks
+    squares /= next(replicas(weight) for weight in weights if isinstance(weight, DTensor))
     return torch.where(is_sharded, squares.sqrt(), norms)
 
 
