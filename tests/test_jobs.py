@@ -80,7 +80,8 @@ def of_albert(shelf: Shelf) -> Path:
 
 def albert(shelf: Shelf) -> list[str]:
     corpus = [*shelf.corpus, "corpus.max_sequences=60"]
-    return ["+recipe=distilalbert_gutenberg", *corpus, f"teacher.path={of_albert(shelf)}", *TRAIN]
+    teacher = f"teacher.path={of_albert(shelf)}"
+    return ["+recipe=distilalbert_gutenberg", *corpus, teacher, *TRAIN, "train.epochs=4", "optimizer.lr=5e-3"]
 
 
 def mixture(shelf: Shelf) -> list[str]:

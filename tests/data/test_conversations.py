@@ -95,8 +95,8 @@ def test_distillation_on_conversations(capfd: pytest.CaptureFixture[str]) -> Non
 def test_the_template_of_the_teacher(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """It writes the training, is in the student's folder, and is what predictions and the card's lines apply."""
     teacher = instructed(folder / "instructed")
-    for name in ("config.json", "tokenizer_config.json"):  # as programs leave them
-        content = json.loads((teacher / name).read_text()) | dict.fromkeys(NAMED, f"{folder}/mine")
+    for name, fields in (("config.json", NAMED[:1]), ("tokenizer_config.json", NAMED[1:])):  # as programs leave them
+        content = json.loads((teacher / name).read_text()) | dict.fromkeys(fields, f"{folder}/mine")
         (teacher / name).write_text(json.dumps(content))
     command = ["+recipe=distilgpt2_gutenberg", "corpus=chat", f"corpus.path={folder}/chats.jsonl", *SMALL]
     command += [f"teacher.path={teacher}", f"student.path={teacher}", "student=pretrained", "train.snapshots=[2]"]
