@@ -149,6 +149,7 @@ def rank_trains(folder: Path) -> dict[str, Any]:
         "timed": weights_of(timed.student),
         "rates": [(line["lr"], line["weight/soft"]) for line in timed.logs],
         "ended_by": ended_by,
+        "seconds": timed.state.seconds,
     }
 
 
@@ -217,6 +218,7 @@ def test_ranks_whose_clocks_differ_stay_together(two_ranks: list[Any]) -> None:
     """With `train.minutes` the rate and the end hang on the clock: on one clock, or the ranks part and hang."""
     first, second = two_ranks
     assert first["ended_by"] == second["ended_by"] == "minutes"
+    assert 60 <= first["seconds"] < 80, "the clock is rank 0's alone"
     assert first["rates"] == second["rates"] and len(first["rates"]) > 1
     assert_close(first["timed"], second["timed"], rtol=0, atol=0)
 
