@@ -54,7 +54,7 @@ LEFT_OUT = {
     "there is no setting for adapters: give a function that puts them into a model as student._target_": (
         "lora peft peft_config lora_r lora_alpha use_peft"
     ),
-    "models are read in full precision: give precision=bf16, or a GGUF file as teacher.path": (
+    "a model is quantized after it is read: set precision.quantize_teacher=int8 (teachers alone)": (
         "load_in_4bit load_in_8bit quantization quantization_config"
     ),
 }

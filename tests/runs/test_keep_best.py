@@ -218,7 +218,7 @@ def test_beside_a_baseline_the_best_is_the_one_that_is_compared(shelf: Shelf) ->
     assert found["best"]["step"] == 4 and found["student"]["perplexity"]["heldout"] == score
     ratio = found["baseline"]["bootstrap"]["perplexity"]["heldout"]["ratio"]
     assert ratio == pytest.approx(score / found["baseline"]["perplexity"]["heldout"], rel=1e-5)
-    assert "train.keep_best was None and is heldout.near here" in (folder / "report.md").read_text()
+    assert "train.keep_best was None and is now heldout.near" in (folder / "report.md").read_text()
 
 
 @pytest.mark.slow
