@@ -220,6 +220,10 @@ def test_a_bottleneck_is_named_with_what_helps(profile: Profile, rule: str, lost
     [
         *(each(*[step(exchange=0.005)] * ranks) for ranks in (1, 2, 4)),
         run(*(rank(n, [SLOW if place % 4 == n else QUICK for place in range(STEPS)]) for n in range(4))),
+        run(
+            rank(0, [step(forward=0.14), QUICK] * (STEPS // 2)),
+            rank(1, [step(exchange=0.12), SLOW] * (STEPS // 2)),
+        ),
         # Odd steps and evaluation do not count.
         run(rank(0, [step(data=9.0), *[step(evaluation=5.0)] * (STEPS - 2), step(data=3.0)])),
     ],
