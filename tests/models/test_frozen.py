@@ -44,11 +44,14 @@ def test_a_copy_computes_in_its_format_and_leaves_the_model_as_it_was(family: st
     assert error < max(0.02, 3 * usual)
 
 
-def test_weights_of_linear_layers_in_int8() -> None:
+@pytest.mark.parametrize(
+    ("family", "layer"), [("llama", "model.layers.0.mlp.up_proj"), ("gpt2", "transformer.h.0.mlp.c_fc")]
+)
+def test_weights_of_linear_layers_in_int8(family: str, layer: str) -> None:
     pytest.importorskip("torchao")
-    teacher = make_family("llama", tie_word_embeddings=False)
+    teacher = make_family(family, tie_word_embeddings=False)
     frozen = frozen_copy(teacher, BF16.changed(quantize_teacher="int8"), CPU)
-    assert type(frozen.model.layers[0].mlp.up_proj.weight) is not torch.nn.Parameter
+    assert type(frozen.get_submodule(layer).weight) is not torch.nn.Parameter
     assert type(frozen.get_output_embeddings().weight) is torch.nn.Parameter, "the objective multiplies it"
     exact, _ = outputs(LanguageModel(teacher))
     logits, _ = outputs(LanguageModel(frozen, "bf16", rounded=True))

@@ -5,8 +5,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from distill.config.settings import PrecisionConfig
+from distill.models.kernels.packed_linear import linear_layers
 from distill.models.precision import dtype_of
 from distill.runtime.errors import SettingError, first_line
 
@@ -45,6 +47,10 @@ def quantize(model: Any, form: str) -> None:
 
         made = Int8WeightOnlyConfig() if form == "int8" else Float8DynamicActivationFloat8WeightConfig()
         head = model.get_output_embeddings()
+        for parent, name, layer, linear in linear_layers(model):
+            if isinstance(layer, Conv1D):  # of GPT-2, which torchao leaves as it is
+                linear.weight = nn.Parameter(linear.weight.contiguous(), requires_grad=False)
+                setattr(parent, name, linear)
         quantize_(model, made, lambda module, _: isinstance(module, nn.Linear) and module is not head)
     except Exception as error:  # without a kernel for a device or a shape torchao raises of many kinds
         reason = "torchao is not installed" if isinstance(error, ImportError) else first_line(error)

@@ -97,7 +97,7 @@ def _aliased(model: Any) -> Any:
 def _pack(model: Any, dtype: torch.dtype, packs: bool) -> Any:
     """`model`, changed: every linear layer in `dtype`, and packed, but for the head, which the objective multiplies."""
     head = model.get_output_embeddings()
-    for parent, name, layer, linear in _linear_layers(model):
+    for parent, name, layer, linear in linear_layers(model):
         new = PackedLinear(linear, dtype) if packs and layer is not head else _rounded(linear, dtype)
         setattr(parent, name, new)
     for module in model.modules():
@@ -109,7 +109,7 @@ def _pack(model: Any, dtype: torch.dtype, packs: bool) -> Any:
     return model
 
 
-def _linear_layers(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module, nn.Linear]]:
+def linear_layers(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module, nn.Linear]]:
     """Every linear layer with its parent, its name there, and as an `nn.Linear` over the same memory.
 
     What inherits from a linear layer may compute something else, and is left out.
