@@ -186,6 +186,13 @@ class PrecisionConfig(Settings):
     compile: bool = setting(False, "Run encoders and objective through torch.compile, which is slow to start.")
     kernels: Literal["auto", "plain"] = setting("auto", "auto is what is fastest on this processor; plain is torch.")
 
+    def refusals(self) -> Iterator[Refusal]:
+        formats = {name: getattr(self, name) for name in ("student", "teacher", "evaluate")}
+        exact = [f"precision.{name}=fp32" for name, value in formats.items() if value == "fp32"]
+        if self.attention.startswith("flash") and exact:
+            cure = "set precision=bf16 precision.evaluate=bf16, or leave it at auto"
+            yield ".attention", self.attention, f"computes in bf16 or fp16 alone, but there is {', '.join(exact)}", cure
+
 
 class TrackerConfig(Settings):
     """Where metrics go besides metrics.jsonl."""

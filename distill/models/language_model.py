@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from distill.distributed.shard import is_root, join_outputs, plain_class
 from distill.models.blocks import block_list, checkpointed, depth_of, in_evaluation_mode
-from distill.models.kernels.masks import Layout, layout_known, makes_known_masks
+from distill.models.kernels.masks import Layout, document_bounds, layout_known, makes_known_masks
 from distill.models.known_layers import last_block_at
 from distill.models.pooling import pooled
 from distill.models.precision import at_least_fp32, autocast, dtype_of
@@ -187,7 +187,8 @@ class LanguageModel(nn.Module):
             record = entered.enter_context(_watched(self.model, spec, self.plain))
             if self.model.training and torch.is_grad_enabled():
                 entered.enter_context(checkpointed(self._checkpointed))
-            output = model(**inputs, attention_mask=attention, **_without_cache(plain_class(self.model).forward))
+            further = _without_cache(plain_class(self.model).forward) | document_bounds(self.model, layout.positions)
+            output = model(**inputs, attention_mask=attention, **further)
         name = plain_class(self.model).__name__
         if missing := [block for block in spec.qkv if ("qkv", block) not in record]:
             raise ValueError(

@@ -107,6 +107,7 @@ def _function(name: str, module: nn.Module) -> Callable[..., Any]:
 def _visible(name: str, module: nn.Module, query: Tensor, mask: Any, keywords: dict[str, Any]) -> Tensor | None:
     """The mask of an attention function as `QKV.mask`."""
     is_read = mask is None or (isinstance(mask, Tensor) and mask.ndim == 4)
+    is_read &= keywords.get("cu_seq_lens_q") is None  # by which flash attention keeps documents apart
     if not is_read or keywords.get("position_bias") is not None:
         raise ValueError(
             f"{type(module).__name__} with attn_implementation={name} masks its scores, or adds to them, in a way that "

@@ -163,9 +163,6 @@ def setup_teacher(teacher: Any, precision: PrecisionConfig, ranks: Ranks) -> Lan
 
     That is packed, or computes in another format; the report scores the teacher itself.
     """
-    if precision.quantize_teacher is not None and is_sharded(teacher):
-        problem, cure = "for a teacher that each rank has whole", "set backend.shard_teacher=false, or leave it out"
-        raise SettingError(problem, setting="precision.quantize_teacher", value=precision.quantize_teacher, cure=cure)
     on_gpu = ranks.device.type == "cuda" and precision.teacher != "fp32" and not is_sharded(teacher)
     if on_gpu or precision.quantize_teacher is not None:
         frozen = frozen_copy(teacher, precision, ranks.device)

@@ -20,6 +20,7 @@ from transformers.masking_utils import sdpa_mask
 
 PREFIX = "distill_"  # of the names, in transformers' lists, of attention that gets its masks from `known_mask`
 NAME = PREFIX + "sdpa"
+FLASH = "flash_attention"  # of the names of transformers' attention that takes no mask of positions
 
 
 class Layout(NamedTuple):
@@ -56,6 +57,21 @@ def makes_known_masks(model: Any) -> bool:
     """Whether the masks of a model come from `known_mask`, also while its attention is recorded."""
     name = getattr(getattr(model, "config", None), "_attn_implementation", None) or ""
     return name.startswith(PREFIX)
+
+
+def document_bounds(model: Any, positions: Tensor | None) -> dict[str, Any]:
+    """Arguments by which flash attention keeps documents apart; none for other attention, which has a mask.
+
+    transformers makes them of the positions itself, but of a batch of one sequence alone: of more it lets documents see
+    each other.
+    """
+    name = getattr(getattr(model, "config", None), "_attn_implementation", None) or ""
+    if positions is None or not name.startswith(FLASH):
+        return {}
+    starts = (positions.flatten() == 0).nonzero()[:, 0]  # of all sequences in one row
+    bounds = torch.nn.functional.pad(starts, (0, 1), value=positions.numel()).int()
+    longest = positions.shape[1]
+    return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
 
 
 @contextmanager
