@@ -100,17 +100,23 @@ class Readers:
 
     @contextmanager
     def on_device(self, model: Any) -> Iterator[None]:
-        """The model on this rank's device, and back: a teacher whose copy is trained from waits on the host."""
-        first = next(model.parameters(), None) if isinstance(model, nn.Module) else None
-        if first is None or first.device.type == self.ranks.device.type or is_sharded(model):
-            yield
-            return
-        before = first.device
-        model.to(self.ranks.device)
+        """The model on this rank's device, and back: a teacher whose copy is trained from waits on the host.
+
+        Of several teachers some may wait while others are trained from as they are.
+        """
+        parts = list(model.members) if isinstance(model, MeanModel) else [model]
+        before = {}
+        for part in parts:
+            first = next(part.parameters(), None) if isinstance(part, nn.Module) else None
+            if first is not None and first.device.type != self.ranks.device.type and not is_sharded(part):
+                before[part] = first.device
         try:
+            for part in before:
+                part.to(self.ranks.device)
             yield
         finally:
-            model.to(before)
+            for part, device in before.items():
+                part.to(device)
 
     @contextmanager
     def timed(self) -> Iterator[None]:

@@ -38,6 +38,7 @@ def set_products(settings: PrecisionConfig, device: torch.device) -> None:
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # slow
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        os.environ.setdefault("FLASH_ATTENTION_DETERMINISTIC", "1")  # transformers asks flash attention for it by this
 
 
 def bf16_speedup(device: torch.device) -> float:

@@ -105,6 +105,8 @@ class FrozenTeachers:
             positions, temperature = run.objective.positions, run.objective.top_k_temperature
             assert temperature is not None, "the rules refuse a cache that no term reads"
             build(Recorder(cache, model, run.data.batches, positions, temperature, run.ranks.device), run.ranks)
+            if not is_sharded(model.model):
+                model.model.to("cpu")  # a GPU has better use for the room; scores take it there and back
         logger.info(f"  soft targets are read from the cache {cache.folder}, which other runs and machines can use")
         return CachedTeacher(cache, run.ranks)
 

@@ -166,6 +166,7 @@ def setup_teacher(teacher: Any, precision: PrecisionConfig, ranks: Ranks) -> Lan
     on_gpu = ranks.device.type == "cuda" and precision.teacher != "fp32" and not is_sharded(teacher)
     if on_gpu or precision.quantize_teacher is not None:
         frozen = frozen_copy(teacher, precision, ranks.device)
+        teacher.to("cpu")  # a search for layers has put it on the GPU; it waits on the host for its scores
         _choose_attention(frozen, precision, ranks)
         return LanguageModel(frozen, precision.teacher, precision.kernels == "plain", rounded=True)
     frozen = pack_teacher(ranks.place(teacher, dtype_of(precision.teacher)), precision, ranks.device)

@@ -60,13 +60,20 @@ def kept_entries(logits: Tensor, top_k: int, sampled: int, temperature: float, o
     columns["neg_entropy"] = -torch.special.entr(log_p.exp()).sum(-1, keepdim=True)
     rest = log_p.scatter(1, columns["ids"], -torch.inf) if top_k else log_p
     # In float64, as a sum over the vocabulary in fp32 would lose tokens of small probability.
-    cumulative = rest.exp().cumsum(-1, dtype=torch.float64)
+    cumulative = _running_sums(rest.exp())
     total = cumulative[:, -1:]
     points = (torch.arange(sampled, device=logits.device) + offsets[:, None]) * (total / sampled)
     points = points.minimum(torch.nextafter(total, torch.zeros_like(total)))  # rounding up would leave the vocabulary
     draws = torch.searchsorted(cumulative, points, right=True)  # right: never a token of probability 0
     columns["draws"] = draws.clamp(max=logits.shape[1] - 1)  # of a rest that has none at all, and weighs nothing
     return columns
+
+
+def _running_sums(values: Tensor) -> Tensor:
+    """[n, V] in float64; on the host where torch refuses the GPU's algorithm, as it may not repeat bit for bit."""
+    if values.device.type == "cuda" and torch.are_deterministic_algorithms_enabled():
+        return values.cpu().cumsum(-1, dtype=torch.float64).to(values.device)
+    return values.cumsum(-1, dtype=torch.float64)
 
 
 def stored(entries: Mapping[str, Tensor], record: np.dtype) -> np.ndarray:

@@ -71,7 +71,10 @@ def test_auto_takes_bf16_where_it_is_faster_on_all_ranks(
 
 @pytest.mark.parametrize("settings", [PrecisionConfig(), PrecisionConfig(tf32=False, deterministic=True)])
 def test_what_gpus_multiply_in_and_repeat(settings: PrecisionConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    names = "CUBLAS_WORKSPACE_CONFIG", "FLASH_ATTENTION_DETERMINISTIC"
+    for name in names:
+        monkeypatch.setenv(name, "")  # and as it was, after the test
+        monkeypatch.delenv(name)
     before = torch.get_float32_matmul_precision()
     try:
         set_products(settings, torch.device("cpu"))
@@ -79,7 +82,7 @@ def test_what_gpus_multiply_in_and_repeat(settings: PrecisionConfig, monkeypatch
         set_products(settings, torch.device("cuda"))
         assert torch.get_float32_matmul_precision() == ("high" if settings.tf32 else "highest")
         assert torch.are_deterministic_algorithms_enabled() == settings.deterministic
-        assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) == settings.deterministic
+        assert all((name in os.environ) == settings.deterministic for name in names)
         assert not torch.is_deterministic_algorithms_warn_only_enabled(), "attention would stay as it is"
     finally:
         torch.set_float32_matmul_precision(before)
