@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from distill.config.settings import Config, PrecisionConfig, StudentConfig
 from distill.distributed import Ranks
@@ -168,7 +169,9 @@ def setup_teacher(teacher: Any, precision: PrecisionConfig, ranks: Ranks) -> Lan
         frozen = frozen_copy(teacher, precision, ranks.device)
         teacher.to("cpu")  # a search for layers has put it on the GPU; it waits on the host for its scores
         _choose_attention(frozen, precision, ranks)
-        return LanguageModel(frozen, precision.teacher, precision.kernels == "plain", rounded=True)
+        # A buffer may make states of a user's model fp32: autocast alone multiplies these with such weights.
+        rounded = isinstance(frozen, PreTrainedModel)
+        return LanguageModel(frozen, precision.teacher, precision.kernels == "plain", rounded=rounded)
     frozen = pack_teacher(ranks.place(teacher, dtype_of(precision.teacher)), precision, ranks.device)
     _choose_attention(frozen, precision, ranks)
     return LanguageModel(frozen, precision.teacher, precision.kernels == "plain")

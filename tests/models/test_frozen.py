@@ -1,6 +1,7 @@
 """A teacher as a GPU has it: one copy, every weight in one format or quantised, beside the model that is scored."""
 
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from families import make_family
 from distill.config.settings import PrecisionConfig
 from distill.models.kernels.frozen import frozen_copy
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
+from distill.runs import setup
 from distill.runtime.errors import SettingError
 
 CPU = torch.device("cpu")
@@ -42,6 +44,38 @@ def test_a_copy_computes_in_its_format_and_leaves_the_model_as_it_was(family: st
     assert hidden.dtype == torch.bfloat16
     error, usual = ((each - exact).norm() / exact.norm() for each in (logits, under_autocast))
     assert error < max(0.02, 3 * usual)
+
+
+class Positions(torch.nn.Module):
+    """An encoder that adds a buffer in fp32 to what it looks up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.linear = torch.nn.Embedding(50, 8), torch.nn.Linear(8, 8)
+        self.register_buffer("positions", torch.randn(64, 8))
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: Any = None) -> Any:
+        return self.linear(self.embed(input_ids) + self.positions[: input_ids.shape[1]])
+
+
+class OfUser(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.base_model, self.head = Positions(), torch.nn.Linear(8, 50)
+
+    def get_output_embeddings(self) -> torch.nn.Linear:
+        return self.head
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: Any = None) -> Any:
+        return self.head(self.base_model(input_ids))
+
+
+def test_a_model_of_the_users_with_buffers_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup, "frozen_copy", lambda model, precision, _: frozen_copy(model, precision, CPU))
+    monkeypatch.setattr(setup, "_choose_attention", lambda *_: None)
+    gpu: Any = SimpleNamespace(device=torch.device("cuda"))
+    placed = setup.setup_teacher(OfUser().eval(), BF16, gpu)
+    assert outputs(placed)[1].dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(
