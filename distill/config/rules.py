@@ -186,7 +186,10 @@ def _of_training(config: Config) -> Iterator[Refusal]:
     if precision.student == "fp16" and backend.compression == "fp16":
         problem = "would scale gradients twice, as precision.student=fp16 does, and lose small ones"
         yield "backend.compression", "fp16", problem, "set backend.compression=bf16 or none"
-    if precision.quantize_teacher is not None and backend.shards_teacher:
+    if precision.quantize_teacher is not None and config.teacher.is_none:
+        problem, cure = "for a teacher, and there is none", "choose one, or leave it out"
+        yield "precision.quantize_teacher", precision.quantize_teacher, problem, cure
+    elif precision.quantize_teacher is not None and backend.shards_teacher:
         problem, cure = "for a teacher that each rank has whole", "set backend.shard_teacher=false, or leave it out"
         yield "precision.quantize_teacher", precision.quantize_teacher, problem, cure
     # What is sharded is exchanged by `fully_shard`, in fp32 and in one ring.

@@ -33,9 +33,9 @@ def set_products(settings: PrecisionConfig, device: torch.device) -> None:
     if device.type != "cuda":
         return
     torch.set_float32_matmul_precision("high" if settings.tf32 else "highest")
+    # Without warn_only, since attention takes its deterministic backward only then.
+    torch.use_deterministic_algorithms(settings.deterministic)
     if settings.deterministic:
-        # Without warn_only, since attention takes its deterministic backward only then.
-        torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # slow
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         os.environ.setdefault("FLASH_ATTENTION_DETERMINISTIC", "1")  # transformers asks flash attention for it by this

@@ -98,6 +98,8 @@ def _teachers(config: Config) -> Identity:
     settings: Identity = {"teacher.members": [*members]} if config.teacher.members else {}
     if not members:
         settings = {"teacher.cache.top_k": TeacherCacheConfig().top_k}
+    if config.precision.quantize_teacher is not None:  # which is more than rounding
+        settings["precision.quantize_teacher"] = config.precision.quantize_teacher
     for name, member in members.items():
         settings |= {f"{member.setting}.weight": member.weight} if name else {}
         cached = ("top_k",) if member.cache.sampled is None else ("top_k", "sampled", "seed")
