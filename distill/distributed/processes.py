@@ -111,6 +111,7 @@ def _report_failure(rank: int, status: int) -> None:
         cause = "as NCCL does where another rank is lost, or by a library that has found a fault"
         write_to(sys.stderr, f"distill: rank {rank} was aborted (SIGABRT), {cause}; {log}\n")
     elif status > 128:
-        write_to(sys.stderr, f"distill: rank {rank} was killed by {name}; {log}\n")
+        cure = "; the same command resumes" if status == 128 + signal.SIGKILL else ""
+        write_to(sys.stderr, f"distill: rank {rank} was killed by {name}; {log}{cure}\n")
     elif rank > 0:
         write_to(sys.stderr, f"distill: rank {rank} ended with status {status}; {log}\n")

@@ -111,13 +111,16 @@ def test_ranks_meet_and_each_keeps_its_log(name: str, hosts: list[str], tmp_path
     assert (tmp_path / "logs/rank1.log").read_text() == "rank 1 of 2, sum 3\nfrom the shell\n"
 
 
+KEPT = "its output is in logs/rank1.log of the run folder"
+
+
 @pytest.mark.parametrize("name", QUICK_WITH_TORCH)
 @pytest.mark.parametrize(
     ("what", "expected", "line", "log"),
     [
         pytest.param("status", 7, "rank 1 ended with status 7; its output is in", "bad thing", marks=pytest.mark.slow),
         pytest.param("all", 2, "the same error", "", marks=pytest.mark.slow),
-        ("KILL", 137, "rank 1 was killed by SIGKILL", ""),
+        ("KILL", 137, f"rank 1 was killed by SIGKILL; {KEPT}; the same command resumes", ""),
         ("ABRT", 134, "rank 1 was aborted (SIGABRT)", ""),  # as by NCCL, where a rank has lost another one
     ],
 )
