@@ -153,7 +153,7 @@ class Component:
         also = ["weight"] if self.setting.startswith("objective.") else []  # which every loss term has
         nearest = suggestion(f"{self.setting}.{name}", names + also)
         raise SettingError(
-            f"no setting of {self.path}{nearest} (it takes {', '.join(names) or 'none'})",
+            f"no setting of {self.path}{nearest}; it takes {', '.join(names) or 'none'}",
             setting=f"{self.setting}.{name}",
             cure=f"leave it out; ~{self.setting}.{name} takes out what a recipe sets",
         )
