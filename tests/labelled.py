@@ -10,7 +10,7 @@ from job import NOUNS
 
 def squad(folder: Path) -> Path:
     """Questions whose answer is the noun after the colour that they name; a fifth of them has no answer in v2.0."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     for name, seed, count in (("train", 0, 40), ("dev", 1, 12)):
         for version in ("1.1", "2.0"):
             draw, paragraphs = random.Random(seed), []
@@ -31,7 +31,7 @@ def squad(folder: Path) -> Path:
 
 def table(folder: Path, values: bool = False) -> Path:
     """Texts whose class is whether a ship is in them, or whose value is how often."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     for name, seed, count in (("train", 0, 60), ("validation", 1, 20)):
         draw = random.Random(seed)
         with (folder / f"{name}.csv").open("w", newline="") as file:
