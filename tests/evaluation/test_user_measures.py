@@ -140,7 +140,7 @@ def test_two_ranks_give_the_values_of_one(name: str, tmp_path: Any) -> None:
         assert scores.keys() == alone.keys() == {"perplexity", *OF_RANKS}
         for measure, values in alone.items():
             assert len(values) == len(NUM_ROWS) and scores[measure] == pytest.approx(values, rel=1e-5), measure
-        assert exchanges == len(NUM_ROWS), "perplexity takes one for each set"
+        assert exchanges == 2 * len(NUM_ROWS), "perplexity takes one for each set, and a meeting before it"
 
 
 # --- refusals ------------------------------------------------------------------------------------------------------

@@ -47,6 +47,9 @@ class Rank(Single):
         super().__init__(BackendConfig(device="cpu"))
         self.rank, self.size, self.sums = rank, size, list[np.ndarray]()
 
+    def barrier(self) -> None:
+        pass
+
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         self.sums.append(values.numpy())
         return values
