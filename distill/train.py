@@ -134,9 +134,8 @@ def step(
         if state.loss_scale.factor != 1:
             sync.scale(1 / state.loss_scale.factor)
         norm = clip_gradients(model, learner.settings.clip)
-        # The step waits for a GPU here, and takes all numbers at once: whether all is finite is known from what is read
-        # anyway. It waits elsewhere too: where numbers go to the GPU from memory that is not pinned, and where models
-        # of transformers ask whether a mask has holes, once or twice a micro-batch (`benchmarks/gpu.py` counts them).
+        # The step waits for a GPU here alone (`tests/test_waits.py`), and takes all numbers at once: whether all is
+        # finite is known from what is read anyway.
         *values, grad_norm = torch.cat([summed, norm.detach().to(summed).reshape(1)]).tolist()
         stats = StepStats.unpack(values, len(objective.names))
         lr = peak_lr(learner.settings, batches.sequences_per_step)

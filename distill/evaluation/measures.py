@@ -6,7 +6,6 @@ embedding, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -115,10 +114,10 @@ class Scoring:
         order, size = self.longest_first(data)[self.ranks.rank :: self.ranks.size], self.settings.batch_size
         parts = [order[start : start + size] for start in range(0, len(order), size)]
         with ThreadPoolExecutor(1, thread_name_prefix="scoring") as pool:
-            ahead = deque(pool.submit(self._collated, data, numbers) for numbers in parts[:1])
+            ahead = [pool.submit(self._collated, data, numbers) for numbers in parts[:1]]
             for place, numbers in enumerate(parts, start=1):
-                batch = ahead.popleft().result()
-                ahead.extend(pool.submit(self._collated, data, following) for following in parts[place : place + 1])
+                batch = ahead.pop().result()
+                ahead = [pool.submit(self._collated, data, following) for following in parts[place : place + 1]]
                 yield batch.to(self.ranks.device)
                 on_progress(len(numbers))
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -28,13 +28,16 @@ def tokens_per_second(evaluator: Evaluator, models: list[Any], data: EvaluationS
     out as for scoring, and none is compiled: what training has made of the student's kernels gives it no advantage.
     """
     readers, scoring = evaluator.readers, evaluator.scoring
-    packed = [readers.pack(model) for model in models]
     on_cpu = scoring.ranks.device.type == "cpu"
     max_positions = POSITIONS_OF_THREAD * torch.get_num_threads() if on_cpu else POSITIONS
     count = min(scoring.settings.batch_size, max(1, max_positions // data.sequences.shape[1]))
     batch = scoring.batch(data, scoring.longest_first(data)[:count])
     seconds: list[list[float]] = [[] for _ in models]
-    with uncompiled(packed):
+    with ExitStack() as entered:
+        for model in models:  # once, and not in every round; before it is packed, which copies its buffers
+            entered.enter_context(readers.on_device(model))
+        packed = [readers.pack(model) for model in models]
+        entered.enter_context(uncompiled(packed))
         for _ in range(ROUNDS + 1):
             for model, times in zip(packed, seconds, strict=True):
                 with readers.timed(), readers.evaluating(model):

@@ -69,10 +69,14 @@ class OutputSpec(NamedTuple):
 def union(specs: Iterable[OutputSpec]) -> OutputSpec:
     """Everything that one of these requests, but for the positions, which belong to a batch."""
     several = list(specs)
-    names = ("layers", "qkv", "pooled", "extra")
-    parts: Any = {name: tuple(sorted({part for spec in several for part in getattr(spec, name)})) for name in names}
-    head, last_rows = any(spec.head for spec in several), any(spec.last_rows for spec in several)
-    return OutputSpec(head=head, last_rows=last_rows, **parts)
+    return OutputSpec(
+        head=any(spec.head for spec in several),
+        layers=tuple(sorted({layer for spec in several for layer in spec.layers})),
+        qkv=tuple(sorted({block for spec in several for block in spec.qkv})),
+        pooled=tuple(sorted({kind for spec in several for kind in spec.pooled})),
+        extra=tuple(sorted({head for spec in several for head in spec.extra})),
+        last_rows=any(spec.last_rows for spec in several),
+    )
 
 
 class Outputs(NamedTuple):
@@ -148,9 +152,9 @@ class LanguageModel(nn.Module):
         """
         Args:
             precision: of the forward: fp32, or autocast in fp16 or, for anything else, bf16.
-            rounded: the weights have that format already, and the forward is in it without autocast.
             plain: let the last block compute its output at positions that are not read, too; see `last_block_at`.
             checkpoints: in training, compute the inside of blocks again in the backward pass instead of keeping it.
+            rounded: the weights have the format of `precision` already, and the forward is in it without autocast.
         """
         super().__init__()
         self.model = model

@@ -121,8 +121,8 @@ class Objective:
 
     def teacher_spec(self, batch: Batch) -> OutputSpec:
         """What the teacher is to give."""
-        asked = any(term.needs_teacher for term in self._vocabulary.values())
-        return self._spec(batch, [term.teacher_reads for term in self.terms.values()], asked)
+        on_logits = any(term.needs_teacher for term in self._vocabulary.values())
+        return self._spec(batch, [term.teacher_reads for term in self.terms.values()], on_logits)
 
     def _spec(self, batch: Batch, reads: list[OutputSpec], on_logits: bool) -> OutputSpec:
         inner = union(reads)

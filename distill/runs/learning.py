@@ -129,11 +129,9 @@ def find_caches(run: Run) -> dict[str, Cache]:
     caches = {}
     for name, member in settings_by_member(config).items():
         if member.cache.wanted:
-            identity = {
-                **content,
-                "teacher": pair.digests[member.setting],
-                "int8": run.config.precision.quantize_teacher or False,
-            }
+            identity = {**content, "teacher": pair.digests[member.setting], "int8": False}  # draws follow from the key
+            if (form := config.precision.quantize_teacher) is not None:
+                identity["quantized"] = form
             identity |= {"code": member.code} if member.code is not None else {}
             setting = f"{member.setting}.cache"
             caches[name] = find(member.cache, identity, data.batches, objective.positions, config.data.cache, setting)

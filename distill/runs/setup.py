@@ -182,10 +182,8 @@ def _choose_attention(model: Any, precision: PrecisionConfig, ranks: Ranks, by_b
         use_attention(model, precision.attention, ranks.device)
     if precision.compile:
         compile_encoder(model, by_block)
-    elif precision.attention != "auto":
-        pass
-    elif ranks.device.type == "cpu":
-        use_batched_products(model, precision.kernels == "plain")
+    elif ranks.device.type == "cpu":  # these leave a model alone that attends by anything but SDPA
+        use_batched_products(model, precision.kernels == "plain" or precision.attention == "sdpa")
     else:
         use_known_masks(model)
 

@@ -16,6 +16,7 @@ from distill.models.kernels import CAUSAL_FAMILIES, FAMILIES
 from distill.models.kernels import attention as batched
 from distill.models.kernels.attention import DROPOUT_ONLY, NAME, attention, use_batched_products
 from distill.models.kernels.dropout import Dropout, factors, keyed_by_sequence, replace_dropout
+from distill.models.kernels.masks import use_known_masks
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.models.precision import autocast
 from distill.models.student import dropout_names
@@ -106,7 +107,10 @@ def test_other_models_are_left_alone() -> None:
     for model, before in ((eager, "eager"), (unknown, "sdpa")):
         use_batched_products(model)
         assert model.config._attn_implementation == before
-    use_batched_products(torch.nn.Linear(1, 1))
+    for module in (torch.nn.Linear(1, 1), eager):  # a user's module has no configuration
+        use_batched_products(module)
+        use_known_masks(module)
+    assert eager.config._attn_implementation == "eager"
 
 
 # --- dropout

@@ -21,6 +21,7 @@ from distill.config.settings import BackendConfig, PrecisionConfig
 from distill.data.collate.clm import causal_lm
 from distill.distributed.single import Single
 from distill.evaluation.sets import EvaluationSet
+from distill.models.kernels.attention import DROPOUT_ONLY, NAME
 from distill.models.kind import CAUSAL, MASKED
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.models.precision import bf16_speedup, set_products
@@ -110,6 +111,14 @@ def test_attention_as_asked_for(family: str, name: str, device: str, words: str)
     with pytest.raises(SettingError, match=words) as raised:
         setup.use_attention(model, name, torch.device(device))
     assert (raised.value.setting, raised.value.value) == ("precision.attention", name)
+
+
+@pytest.mark.parametrize(("asked", "found"), [("auto", NAME), ("sdpa", DROPOUT_ONLY), ("eager", "eager")])
+def test_what_a_processor_attends_with(asked: str, found: str) -> None:
+    """torch's SDPA that is asked for still drops by sequence."""
+    ranks, precision = Single(BackendConfig(device="cpu")), PrecisionConfig.model_validate({"attention": asked})
+    frozen = setup.setup_teacher(make_family("bert"), precision, ranks)
+    assert frozen.model.config._attn_implementation == found
 
 
 def test_a_gpu_with_bf16_needs_no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:

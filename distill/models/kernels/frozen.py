@@ -12,8 +12,6 @@ from distill.models.kernels.packed_linear import linear_layers
 from distill.models.precision import dtype_of
 from distill.runtime.errors import SettingError, first_line
 
-CURE = "pip install 'distill-kd[quantized]', or leave it out"
-
 
 def frozen_copy(model: Any, precision: PrecisionConfig, device: torch.device) -> Any:
     """A copy of a frozen model on `device`, with every weight in the format of `precision.teacher`.
@@ -53,5 +51,7 @@ def quantize(model: Any, form: str) -> None:
                 setattr(parent, name, linear)
         quantize_(model, made, lambda module, _: isinstance(module, nn.Linear) and module is not head)
     except Exception as error:  # without a kernel for a device or a shape torchao raises of many kinds
-        reason = "torchao is not installed" if isinstance(error, ImportError) else first_line(error)
-        raise SettingError(reason, setting="precision.quantize_teacher", value=form, cure=CURE) from error
+        problem, cure = first_line(error), "choose the other format, or leave it out"
+        if isinstance(error, ImportError):
+            problem, cure = "torchao is not installed", "pip install 'distill-kd[quantized]', or leave it out"
+        raise SettingError(problem, setting="precision.quantize_teacher", value=form, cure=cure) from error

@@ -46,17 +46,21 @@ _layout: ContextVar[Layout | None] = ContextVar("layout", default=None)
 
 
 def use_known_masks(model: Any) -> None:
-    """Let a model that attends by torch's SDPA get its masks from `known_mask`."""
-    if model.config._attn_implementation == "sdpa":
+    """Let a model that attends by torch's SDPA get its masks from `known_mask`; any other is left as it is."""
+    if attention_of(model) == "sdpa":
         AttentionInterface.register(NAME, sdpa_attention_forward)
         AttentionMaskInterface.register(NAME, known_mask)
         model.set_attn_implementation(NAME)
 
 
+def attention_of(model: Any) -> str:
+    """The name of a model's attention in transformers' lists; empty for a module that is none of transformers'."""
+    return getattr(getattr(model, "config", None), "_attn_implementation", None) or ""
+
+
 def makes_known_masks(model: Any) -> bool:
     """Whether the masks of a model come from `known_mask`, also while its attention is recorded."""
-    name = getattr(getattr(model, "config", None), "_attn_implementation", None) or ""
-    return name.startswith(PREFIX)
+    return attention_of(model).startswith(PREFIX)
 
 
 def document_bounds(model: Any, positions: Tensor | None) -> dict[str, Any]:
@@ -65,8 +69,7 @@ def document_bounds(model: Any, positions: Tensor | None) -> dict[str, Any]:
     transformers makes them of the positions itself, but of a batch of one sequence alone: of more it lets documents see
     each other.
     """
-    name = getattr(getattr(model, "config", None), "_attn_implementation", None) or ""
-    if positions is None or not name.startswith(FLASH):
+    if positions is None or not attention_of(model).startswith(FLASH):
         return {}
     starts = (positions.flatten() == 0).nonzero()[:, 0]  # of all sequences in one row
     bounds = torch.nn.functional.pad(starts, (0, 1), value=positions.numel()).int()
