@@ -475,12 +475,13 @@ def test_accuracy_against_a_baseline_has_an_interval_in_points(job: Job, tmp_pat
     assert distill(*alone, "optimizer.lr=1e-5", to(tmp_path / "baseline")) == 0
     run = job.run("", *own, f"evaluate.baseline={tmp_path / 'baseline'}", "optimizer.lr=5e-3", folder=tmp_path / "run")
     found = results(run)
-    drawn = found["baseline"]["bootstrap"]["accuracy"]["dev"]
+    drawn = found["baseline"]["conclusions"]["accuracy"]["dev"]
     points = found["student"]["accuracy"]["dev"] - found["baseline"]["accuracy"]["dev"]
-    assert points and drawn["points"] == pytest.approx(points) and drawn["ratio"] is None
-    assert drawn["low"] <= drawn["points"] <= drawn["high"] and drawn["num_units"] == 20
-    (compared,) = package.evaluate([run, tmp_path / "baseline"]).comparisons
-    assert compared.measure == "accuracy" and compared.bootstrap.points == pytest.approx(-points)
+    assert points and drawn["difference"] == pytest.approx(points) and drawn["unit"] == "points"
+    assert drawn["low"] <= drawn["difference"] <= drawn["high"] and drawn["n"] == 20
+    for compared in package.evaluate([run, tmp_path / "baseline"]).comparisons:  # accuracy and F1
+        one, other = (found[model][compared.measure]["dev"] for model in ("baseline", "student"))
+        assert compared.conclusion.difference == pytest.approx(one - other)
 
 
 def test_values_of_a_table(shelf: Shelf, tmp_path: Path) -> None:

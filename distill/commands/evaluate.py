@@ -179,10 +179,10 @@ def _score(config: Config, task: Task, located: Sequence[Located], ranks: Ranks)
         notes += left_out
         first, *others = [model.name for model in group.located] or [""]
         comparisons += [
-            Comparison(other, first, measure, name, bootstrap)
+            Comparison(other, first, measure, name, conclusion)
             for other in others
             for measure, by_set in compare_models(losses[other], losses[first], sets, evaluator.scoring).items()
-            for name, bootstrap in by_set.items()
+            for name, conclusion in by_set.items()
         ]
     notes = [*dict.fromkeys(notes), *_notes(vocabularies, "bits_per_byte" in measures, config)]
     order = [TEACHER, *(model.name for model in located)]

@@ -29,20 +29,25 @@ class ClassSet(EvaluationSet):
         """Of what a model gives for one sequence."""
         return (max(len(self.classes), 1),)
 
-    def measure(self, name: str, predicted: np.ndarray) -> float:
-        """A measure of predicted classes or values [N], in percent."""
-        pair = (1 - predicted, 1 - self.labels) if self.detects_first else (predicted, self.labels)
+    def measure(self, name: str, predicted: np.ndarray, numbers: np.ndarray | None = None) -> float:
+        """A measure of predicted classes or values [N], in percent; `numbers`: of the examples, where not of all."""
+        labels = self.labels if numbers is None else self.labels[numbers]
+        pair = (1 - predicted, 1 - labels) if self.detects_first else (predicted, labels)
         return 100.0 * MEASURES[name](*pair)
 
+    def predicted(self, outputs: np.ndarray) -> np.ndarray:
+        """The class or value of each example, [N], for a model's outputs [N, C]; [N, 1] where values are predicted."""
+        return outputs.argmax(1) if self.classes else outputs[:, 0].astype(np.float64)
+
     def scores(self, outputs: np.ndarray) -> dict[str, float]:
-        """Its measures by name, for a model's outputs [N, C]; [N, 1] where values are predicted.
+        """Its measures by name, for a model's outputs [N, C] or [N, 1].
 
         Raises:
             NotFinite: an output is not finite.
         """
         if not np.isfinite(outputs).all():
             raise NotFinite("the model's outputs are not finite: nothing can be read from them")
-        predicted = outputs.argmax(1) if self.classes else outputs[:, 0].astype(np.float64)
+        predicted = self.predicted(outputs)
         return {name: self.measure(name, predicted) for name in self.measures}
 
     def impossible_measures(self) -> list[str]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 
 from distill.config.settings import PrecisionConfig
@@ -42,9 +43,9 @@ class Evaluator:
         return self.score_by_sequence(model, label, sets)[0]
 
     def score_by_sequence(self, model: Any, label: str, sets: list[EvaluationSet]) -> tuple[Scores, ModelLosses]:
-        """`score`, and what each sequence contributes to every perplexity and accuracy, by measure and set."""
+        """`score`, and the losses or predictions by sequence that conclusions read, by measure and set."""
         scores: Scores = {measure.name: {} for measure in self.measures}
-        losses: dict[tuple[str, str], SequenceLosses] = {}
+        losses: dict[tuple[str, str], SequenceLosses | np.ndarray] = {}
         with self.readers.timed(), self.readers.opened(model) as reader:
             for data in sets:
                 for run in self.passes:

@@ -73,18 +73,20 @@ class TablePass(Pass):
                 self.users.update(logits[sequences], targets)
         ranks.barrier()  # one may score for longer than the others wait in an exchange
         of_all = ranks.sum(outputs).cpu().numpy()  # [N, C] or [N, S, 2]
+        losses: dict[str, SequenceLosses | np.ndarray] = {}
         try:
-            scores = data.scores(of_all)
+            if isinstance(data, SquadSet):
+                scores, right = data.answered(of_all)
+                losses = {name: SequenceLosses(1 - each, np.ones(len(each))) for name, each in right.items()}
+            else:
+                scores = data.scores(of_all)
+                losses = dict.fromkeys(data.measures, predicted := data.predicted(of_all))
+                is_wrong = (predicted != data.labels).astype(np.float64)
+                losses |= {ACCURACY: SequenceLosses(is_wrong, np.ones(len(of_all)))} if ACCURACY in losses else {}
         except NotFinite:  # as after a divergence
             scores = dict.fromkeys(data.measures, math.nan)
         values = {name: scores[name] for name in data.measures} | self.users.compute(data.name)
-        if isinstance(data, SquadSet):
-            return SetScores(values, len(data.questions))
-        losses = {}
-        if ACCURACY in data.measures:
-            is_wrong = (of_all.argmax(1) != data.labels).astype(np.float64)
-            losses[ACCURACY] = SequenceLosses(is_wrong, np.ones(len(of_all)))
-        return SetScores(values, len(of_all), losses)
+        return SetScores(values, len(data.questions if isinstance(data, SquadSet) else of_all), losses)
 
 
 class OrderPass(Pass):

@@ -48,7 +48,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class SequenceLosses:
-    """What each sequence contributes to a perplexity, exp(losses.sum() / counts.sum()), or to a fraction of errors."""
+    """What each sequence or question contributes to a perplexity, exp(losses.sum() / counts.sum()), or to an error."""
 
     losses: np.ndarray  # [R] float64, nats of the sequence's scored tokens; or 1 where its class is wrong, else 0
     counts: np.ndarray  # [R] float64, how many tokens these are; or 1
@@ -59,7 +59,8 @@ class SetScores(NamedTuple):
 
     values: dict[str, float]  # by measure
     positions: int  # that were scored
-    losses: Mapping[str, SequenceLosses] = MappingProxyType({})  # of measures that are a mean over sequences
+    # By measure: losses, or what is predicted, [R], where it is no mean over sequences.
+    losses: Mapping[str, SequenceLosses | np.ndarray] = MappingProxyType({})
 
 
 class Sums:

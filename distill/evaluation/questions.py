@@ -79,14 +79,16 @@ class SquadSet(EvaluationSet):
         parts = (*["has_answer_f1"] * (True in answered), *["no_answer_exact"] * (False in answered))
         return ("f1", "exact", "best_f1", "best_exact", *parts)
 
-    def scores(self, outputs: np.ndarray) -> dict[str, float]:
-        """Its scores by name, for the logits of first and last tokens [W, S, 2].
+    def answered(self, outputs: np.ndarray) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+        """Its scores by name, and exact match and F1 of each question from 0 to 1, for the logits [W, S, 2].
 
         Raises:
-            NotFinite: a logit that counts is not finite.
+            NotFinite: a logit of a first or last token that counts is not finite.
         """
         answered = find_answers(self.questions, self.windows, outputs[..., 0], outputs[..., 1], AnswerConfig())
-        return score(self.questions, answered)
+        texts = texts_of(self.questions, answered)
+        raw = raw_scores(self.questions, texts)
+        return score(self.questions, answered), {"exact": raw[:, 0], "f1": raw[:, 1]}
 
 
 # --- answers -------------------------------------------------------------------------------------------------------
@@ -182,14 +184,18 @@ def score(questions: Questions, answered: Sequence[Answered]) -> dict[str, float
     Of v1.1 the best answer counts. Of v2.0 a question whose `null_odds` are above 0 stays unanswered; `best_exact` and
     `best_f1` have the threshold that is best on this very set, as published scores have.
     """
-    texts = [answer.text for answer in answered]
+    scores, texts = score_texts(questions, texts_of(questions, answered)), [answer.text for answer in answered]
     if questions.version == "1.1":
-        return score_texts(questions, texts)
+        return scores
     odds = np.array([answer.null_odds for answer in answered])
-    scores = score_texts(questions, [text if o <= 0 else "" for text, o in zip(texts, odds, strict=True)])
     answered_scores, unanswered_scores = raw_scores(questions, texts), raw_scores(questions, [""] * len(texts))
     best = [tune(answered_scores[:, column], unanswered_scores[:, column], odds) for column in (0, 1)]
     return {**scores, "best_exact": best[0], "best_f1": best[1]}
+
+
+def texts_of(questions: Questions, answered: Sequence[Answered]) -> list[str]:
+    """The text that counts of each answer; of v2.0 none where its `null_odds` are above 0."""
+    return [each.text if questions.version == "1.1" or each.null_odds <= 0 else "" for each in answered]
 
 
 def score_texts(questions: Questions, texts: Sequence[str]) -> dict[str, float]:

@@ -1,13 +1,15 @@
-"""Whether one model is better than another on a text or on examples, or only on this sample of them: paired bootstrap.
+"""Whether one model is better than another on a set, or only on this sample of it: one conclusion, in three words.
 
-As Koehn (2004, "Statistical significance tests for machine translation evaluation") compares systems: the text is drawn
-anew many times, with replacement, unit by unit; both models are scored on the same draw, and it is counted how often
-one is better. A unit is a document, since tokens of one document depend on each other, or a labelled example.
+As Koehn (2004, "Statistical significance tests for machine translation evaluation") compares systems: the set is drawn
+anew many times, with replacement, unit by unit, and both models are scored on the same draw (paired bootstrap). A unit
+is a document, since tokens of one document depend on each other, or a labelled example. Of accuracies McNemar's test
+finds nearly the same, and says nothing in points; where few examples differ the bootstrap finds too much, so six have
+to: of five, all can favour one of two equal models with a probability of 6 %.
 
-Shapes: U units, R sequences, D draws.
+Shapes: M models, U units, R sequences, D draws.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,21 +18,26 @@ from distill.data.batches import Collator
 from distill.data.collate.clm import CausalLM
 from distill.data.collate.mlm import MaskedLM
 from distill.data.sequence_store import LARGE, outer_ids, sequence_bytes
-from distill.evaluation.classes import ACCURACY, ClassSet
-from distill.evaluation.measures import Scoring, SequenceLosses
+from distill.evaluation.classes import ClassSet
+from distill.evaluation.measures import Scoring, SequenceLosses, exp
+from distill.evaluation.questions import SquadSet
 from distill.evaluation.sets import EvaluationSet
 
+HELPED, DID_NOT, UNCLEAR = "helped", "did not", "unclear"
+RATIO, POINTS = "ratio", "points"
 RESAMPLES = 10_000
-CONFIDENCE = 0.95
-TAILS = ((1 - CONFIDENCE) / 2, 1 - (1 - CONFIDENCE) / 2)
+FEWER_RESAMPLES = 1_000  # of measures that are computed anew for each draw
+TAILS = (0.025, 0.975)
 FEWEST = 20  # documents that a bootstrap over documents takes; of fewer, stretches of sequences are drawn
 LEAST = 10  # units of any kind: draws of fewer are too much alike to prove anything
+LEAST_DIFFERING = 6  # of these, on which the two models do not score alike
 STRETCH = 16  # consecutive sequences of the text that are drawn together then
 # Units where only some sequences of the text are scored.
 SAMPLED = f"groups of sequences, those of a stretch of {STRETCH} together"
 AT_ONCE = 4 << 20  # drawn units that are in memory at a time
 READ_SEQUENCES = 1 << 16  # sequences that are looked at together
-ModelLosses = Mapping[tuple[str, str], SequenceLosses]  # of one model, by measure and set
+# Of one model, by measure and set: its losses, or of a measure that is no mean over sequences what it predicts, [R].
+ModelLosses = Mapping[tuple[str, str], SequenceLosses | np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -42,142 +49,184 @@ class Units:
 
 
 @dataclass(frozen=True)
-class Bootstrap:
-    """The resampled ratio of two perplexities, or the resampled difference of two accuracies."""
+class Conclusion:
+    """Whether what differs between two models has made the first the better one, by a measure on a set."""
 
-    ratio: float | None  # of perplexities on the whole set; below 1 the first model is better
-    low: float  # of the interval that holds the ratios or the differences of `confidence` of all draws
-    high: float
-    better: float  # fraction of the draws in which the first model is better; a tie counts half
-    confidence: float
-    resamples: int
-    units: str  # what was drawn
-    num_units: int
-    points: float | None = None  # of accuracy, in percent; above 0 the first model is better
+    word: str  # `helped`: the whole interval is on the better side; `did not`: on the worse side; `unclear`: neither
+    reason: str  # half a sentence
+    difference: float | None  # of the whole set
+    low: float | None  # of the interval that holds 95 % of the draws; None where there is none
+    high: float | None
+    unit: str  # `ratio` of perplexities, below 1 if the first is better; or `points` in percent, above 0 if it is
+    n: int  # units that are scored
+    units: str  # what they are
 
 
 @dataclass(frozen=True)
 class GapInterval:
     """The resampled fraction of the gap between a baseline and a teacher that a student closes."""
 
-    low: float | None  # of the interval that holds the fractions of `CONFIDENCE` of all draws; None: some have no gap
+    low: float | None  # of the interval that holds the fractions of 95 % of the draws; None: some have no gap
     high: float | None
     without_gap: int  # draws in which the baseline is no worse than the teacher, so that there is no such fraction
 
 
-def paired_bootstrap(
-    first: np.ndarray,
-    second: np.ndarray,
-    counts: np.ndarray,
-    units: str = "documents",
-    *,
-    in_points: bool = False,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-) -> Bootstrap:
-    """The ratio of two perplexities, exp(sum of losses / sum of counts), over draws of U units out of U.
+@dataclass(frozen=True)
+class Paired:
+    """Models that are scored on the same units of a set, by one measure.
+
+    Attributes:
+        values: [M, U] the losses of each model by unit, or what it predicts.
+        score: of one model, given [draws, U] of these and the numbers of the units: [draws], higher is better; minus
+            nats a token, or a fraction.
+        unit: of a difference, as `Conclusion` has it.
+        units: what is drawn.
+    """
+
+    values: np.ndarray
+    score: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    unit: str
+    units: str = "documents"
+    resamples: int = RESAMPLES
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether there are units and numbers that a bootstrap can read."""
+        return self.values.shape[1] >= LEAST and bool(np.isfinite(self.values).all())
+
+    def drawn(self, seed: int = 0) -> np.ndarray:
+        """[D + 1, M] the scores on the whole set, and on draws of as many units with replacement.
+
+        scipy's `bootstrap` draws the same, takes statistics of one number, and is no dependency of this package.
+        """
+        draw, num_units = np.random.default_rng(seed), self.values.shape[1]
+        scores, at_once = [self._scores(np.arange(num_units)[None])], max(1, AT_ONCE // num_units)
+        for start in range(0, self.resamples, at_once):
+            size = (min(at_once, self.resamples - start), num_units)
+            scores.append(self._scores(draw.integers(num_units, size=size)))
+        return np.concatenate(scores)
+
+    def _scores(self, numbers: np.ndarray) -> np.ndarray:
+        return np.stack([self.score(of_model[numbers], numbers) for of_model in self.values], 1)
+
+
+def paired_losses(losses: Sequence[np.ndarray], counts: np.ndarray, unit: str, units: str = "documents") -> Paired:
+    """Models by their losses.
 
     Args:
-        first, second: [U] sums of the losses of each unit's tokens by either model, in nats; or of its errors.
+        losses: of each model [U] sums over each unit's tokens, in nats; or its errors.
         counts: [U] how many tokens or examples these are; units without one are left out.
-        in_points: whether the losses are errors, and their difference is one of accuracies, in points.
-
-    Raises:
-        ValueError: fewer than two units have tokens, or a loss is not finite.
     """
-    is_scored = counts > 0
-    difference, counts = (first - second)[is_scored].astype(np.float64), counts[is_scored].astype(np.float64)
-    if len(counts) < 2 or not np.isfinite(difference).all():
-        raise ValueError(f"{len(counts)} units with finite losses: two are needed to draw from")
-    losses, tokens = _drawn_sums([difference, counts], resamples, seed)
-    drawn, whole = losses / tokens, difference.sum() / counts.sum()
-    low, high = np.quantile(drawn, TAILS)
-    better = float((drawn < 0).mean() + (drawn == 0).mean() / 2)
-    shared = (better, CONFIDENCE, resamples, units, len(counts))
-    if in_points:
-        return Bootstrap(None, float(-100 * high), float(-100 * low), *shared, points=float(-100 * whole))
-    return Bootstrap(float(np.exp(whole)), float(np.exp(low)), float(np.exp(high)), *shared)
+    scored = counts > 0
+    values, counts = np.stack(losses)[:, scored], counts[scored]
+    return Paired(values, lambda drawn, numbers: -drawn.sum(1) / counts[numbers].sum(1), unit, units)
 
 
-def bootstrap_gap(
-    student: np.ndarray, baseline: np.ndarray, teacher: np.ndarray, resamples: int = RESAMPLES, seed: int = 0
-) -> GapInterval:
-    """(baseline - student) / (baseline - teacher) in log perplexity or errors, over the draws of `paired_bootstrap`.
+def paired_predictions(predicted: Sequence[np.ndarray], data: ClassSet, measure: str) -> Paired:
+    """Models by what each of them predicts for the examples of a set, [N]."""
 
-    All three models are scored on the same draw, whose count of tokens cancels. A draw without a gap has no fraction,
-    and one with hardly any has a huge one of either sign: quantiles over such draws would be no interval.
+    def score(drawn: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        return np.array([data.measure(measure, *pair) / 100 for pair in zip(drawn, numbers, strict=True)])
+
+    return Paired(np.stack(predicted), score, POINTS, "examples", FEWER_RESAMPLES)
+
+
+def word_of(low: float, high: float) -> str:
+    """The conclusion from the ends of an interval of gains: above 0 the first model is better."""
+    return HELPED if low > 0 else DID_NOT if high < 0 else UNCLEAR
+
+
+def conclude(paired: Paired, seed: int = 0) -> Conclusion:
+    """What the draws say of the first model against the second."""
+    n, differing = paired.values.shape[1], int((paired.values[0] != paired.values[1]).sum())
+    scores = paired.drawn(seed) if paired.is_enough else np.full((1, 2), np.nan)
+    gains = scores[:, 0] - scores[:, 1]
+    if not np.isfinite(gains).all():
+        few = f"too few {paired.units}, {n} of the {LEAST} that are needed"
+        reason = few if n < LEAST else "a model has no finite score on the set, or on some draws of it"
+        return Conclusion(UNCLEAR, reason, None, None, None, paired.unit, n, paired.units)
+    low, high = np.quantile(gains[1:], TAILS)
+    word = UNCLEAR if differing < LEAST_DIFFERING else word_of(low, high)
+    is_ratio = paired.unit == RATIO
+    ends = (gains[0], high, low) if is_ratio else (gains[0], low, high)
+    whole, low, high = (exp(-gain) if is_ratio else 100 * float(gain) for gain in ends)
+    shown = [f"{number:.3f}" if is_ratio else in_points(number) for number in (whole, low, high)]
+    of = "times the perplexity" if is_ratio else "points"
+    reason = f"{shown[0]} {of}, 95 % from {shown[1]} to {shown[2]}, on {n:,} {paired.units}"
+    if differing < LEAST_DIFFERING:
+        reason += f", {differing or 'none'} of which {'differs' if differing < 2 else 'differ'}"
+    return Conclusion(word, reason, whole, low, high, paired.unit, n, paired.units)
+
+
+def in_points(difference: float) -> str:
+    """`+1.2`, with a minus sign as in print."""
+    return f"{round(difference, 1) + 0.0:+.1f}".replace("-", "\u2212")
+
+
+def bootstrap_gap(paired: Paired, seed: int = 0) -> GapInterval:
+    """(baseline - student) / (baseline - teacher) of losses, over the draws of `conclude`; of these three models.
+
+    A draw without a gap has no fraction, and one with hardly any has a huge one of either sign: quantiles over such
+    draws would be no interval.
 
     Args:
-        student, baseline, teacher: [U] finite sums of the losses of each unit's tokens, in nats, or of its errors; each
-            unit has tokens.
+        paired: student, baseline and teacher.
     """
-    closed, gap = _drawn_sums([baseline - student, baseline - teacher], resamples, seed)
-    if without_gap := int((gap <= 0).sum()):
+    student, baseline, teacher = paired.drawn(seed)[1:].T
+    if without_gap := int((~(teacher > baseline) | np.isnan(student)).sum()):
         return GapInterval(None, None, without_gap)
-    low, high = np.quantile(closed / gap, TAILS)
+    low, high = np.quantile((student - baseline) / (teacher - baseline), TAILS)
     return GapInterval(float(low), float(high), 0)
-
-
-def _drawn_sums(parts: Sequence[np.ndarray], resamples: int, seed: int) -> np.ndarray:
-    """[parts, D] the sums of values [U] of units over the same draws of as many units, with replacement.
-
-    scipy's `bootstrap` draws the same, and takes statistics of one number, of which it tells no fraction below 1.
-    """
-    draw, num_units = np.random.default_rng(seed), len(parts[0])
-    sums, at_once = np.empty((len(parts), resamples)), max(1, AT_ONCE // num_units)
-    for start in range(0, resamples, at_once):
-        numbers = draw.integers(num_units, size=(min(at_once, resamples - start), num_units))
-        sums[:, start : start + len(numbers)] = [part[numbers].sum(1) for part in parts]
-    return sums
 
 
 def compare_models(
     first: ModelLosses, second: ModelLosses, sets: Sequence[EvaluationSet], scoring: Scoring
-) -> dict[str, dict[str, Bootstrap]]:
-    """By measure and set the bootstrap of two models, as far as both have losses by sequence and enough units.
+) -> dict[str, dict[str, Conclusion]]:
+    """By measure and set the conclusion on two models, as far as both have losses or predictions by sequence.
 
     Args:
         first, second: what `Evaluator.score_by_sequence` gave of each of them.
     """
-    by_measure: dict[str, dict[str, Bootstrap]] = {}
-    for measure, name, units, (one, other, counts) in _shared_sums([first, second], sets, scoring):
-        drawn = paired_bootstrap(one, other, counts, units.name, in_points=measure == ACCURACY)
-        by_measure.setdefault(measure, {})[name] = drawn
+    by_measure: dict[str, dict[str, Conclusion]] = {}
+    for measure, name, paired in _paired([first, second], sets, scoring):
+        by_measure.setdefault(measure, {})[name] = conclude(paired)
     return by_measure
 
 
 def compare_gaps(
     student: ModelLosses, baseline: ModelLosses, teacher: ModelLosses, sets: Sequence[EvaluationSet], scoring: Scoring
 ) -> dict[str, dict[str, GapInterval]]:
-    """By measure and set how much of the gap a student closes, where `compare_models` has its bootstrap."""
+    """By measure and set how much of the gap a student closes, where there is enough to draw from."""
     by_measure: dict[str, dict[str, GapInterval]] = {}
-    for measure, name, _, (one, other, best, _) in _shared_sums([student, baseline, teacher], sets, scoring):
-        by_measure.setdefault(measure, {})[name] = bootstrap_gap(one, other, best)
+    for measure, name, paired in _paired([student, baseline, teacher], sets, scoring):
+        if paired.is_enough:
+            by_measure.setdefault(measure, {})[name] = bootstrap_gap(paired)
     return by_measure
 
 
-def _shared_sums(
+def _paired(
     models: Sequence[ModelLosses], sets: Sequence[EvaluationSet], scoring: Scoring
-) -> Iterator[tuple[str, str, Units, list[np.ndarray]]]:
-    """Measure, set, units, and the losses of each model by unit [U], then their counts.
-
-    Wherever all models have finite losses by sequence, in ten units at least; one without a scored token is left out.
-    """
+) -> Iterator[tuple[str, str, Paired]]:
+    """Measure, set and models, wherever all of these have losses or predictions."""
     for data in sets:
         units = units_of(data, scoring.collator_of(data))
         for measure, name in models[0]:
             if name != data.name or not all((measure, name) in model for model in models):
                 continue
-            of_models = [model[measure, name] for model in models]
-            parts = [*(each.losses for each in of_models), of_models[0].counts]
-            sums = [np.bincount(units.of_row, part) for part in parts]
-            is_scored = sums[-1] > 0
-            if is_scored.sum() >= LEAST and all(np.isfinite(part).all() for part in sums):
-                yield measure, name, units, [part[is_scored] for part in sums]
+            found = [model[measure, name] for model in models]
+            predicted = [each for each in found if isinstance(each, np.ndarray)]
+            losses = [each for each in found if isinstance(each, SequenceLosses)]
+            if predicted:
+                assert isinstance(data, ClassSet)
+                yield measure, name, paired_predictions(predicted, data, measure)
+                continue
+            sums = [np.bincount(units.of_row, part) for part in (*(each.losses for each in losses), losses[0].counts)]
+            unit = POINTS if isinstance(data, ClassSet | SquadSet) else RATIO
+            yield measure, name, paired_losses(sums[:-1], sums[-1], unit, units.name)
 
 
 def units_of(data: EvaluationSet, collator: Collator) -> Units:
-    """The labelled examples of a set, or the documents of its sequences.
+    """The labelled examples or questions of a set, or the documents of its sequences.
 
     Of fewer than 20 documents stretches of sequences are the units, of a short text single sequences. An interval over
     stretches shows how much hangs on the choice of passages, and nothing of other documents. Where a document ends
@@ -189,6 +238,8 @@ def units_of(data: EvaluationSet, collator: Collator) -> Units:
     """
     if isinstance(data, ClassSet):
         return Units("examples", np.arange(data.num_sequences))
+    if isinstance(data, SquadSet):
+        return Units("questions", np.arange(len(data.questions)))
     documents = _documents(data, collator) if data.documents >= FEWEST else None
     if documents is not None and len(np.unique(documents)) >= FEWEST:
         return Units("documents", np.unique(documents, return_inverse=True)[1])

@@ -38,8 +38,7 @@ def load_teacher(
     Args:
         mapped: as `load_pretrained` has it; a model of the user's is in memory, but is not checked yet either.
         setting: what error lines call it.
-        has_head: else it is an encoder alone, and the head over the vocabulary, which nobody is to read, begins at
-            random, the same one whenever it is loaded.
+        has_head: else its head, which nobody is to read, begins at random, the same one whenever it is loaded.
     """
     if (make := settings.custom) is not None:
         tokenizer = teacher_tokenizer(settings, kind, setting)
@@ -61,15 +60,20 @@ def load_teacher(
     return model, teacher_tokenizer(settings, kind, setting), TITLES.get(settings.path or "", path)
 
 
-def is_encoder_alone(settings: FrozenModelConfig, kind: ModelKind) -> bool:
-    """Whether a saved teacher was saved without a head, by its configuration; False where there is none to read."""
-    if not settings.saved or settings.path is None or not kind.vocabulary or kind.heads:
+def lacks_head(settings: FrozenModelConfig, kind: ModelKind) -> bool:
+    """Whether a saved teacher was saved without the head of its kind, as its configuration tells; False without one.
+
+    Over the vocabulary an encoder alone has none; that of a task has a model once it is fine-tuned.
+    """
+    if not settings.saved or settings.path is None or (kind.vocabulary and kind.heads):
         return False
     try:
         folder = model_folder(settings.path)
         config = AutoConfig.from_pretrained(folder, **_hub(settings).arguments(folder))
     except Exception:  # whatever a folder holds: the loading of the model says what is wrong with it
         return False
+    if not kind.vocabulary:
+        return saved_class(config) not in kind.classes(config.model_type)
     return saved_class(config) == MODEL_MAPPING_NAMES.get(config.model_type)
 
 

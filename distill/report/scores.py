@@ -8,10 +8,10 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from distill.evaluation.significance import Bootstrap
+from distill.evaluation.significance import Conclusion
 from distill.report.page import Code, Section, Table, markdown, prose, table_text
-from distill.report.summary import AGREEMENT, explained, in_points, interval
-from distill.report.words import number, percent
+from distill.report.summary import AGREEMENT, explained
+from distill.report.words import number
 from distill.runs import facts
 from distill.runtime.files import atomic, make_folder, quarantine
 from distill.runtime.jsonl import without_nan
@@ -43,13 +43,13 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One model against another on a set, by paired bootstrap resampling."""
+    """One model against another on a set: whether what differs between them has made the first the better one."""
 
     model: str
     against: str
     measure: str
     set: str
-    bootstrap: Bootstrap
+    conclusion: Conclusion
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,7 +61,7 @@ class Scores:
         models: each with its scores by measure and evaluation set as `.scores`; `scores["NAME"]` is one of them.
         vocabularies: of the models, each with the sets as it cuts them up.
         measures: by name.
-        comparisons: of each model with the first one, by the paired bootstrap.
+        comparisons: of each model with the first one, in which each has a conclusion.
         notes: sentences for the reader.
         command: that gives the same.
         environment: versions and machine.
@@ -150,13 +150,10 @@ class Scores:
     def _compared(self) -> Table:
         rows = []
         for compared in self.comparisons:
-            drawn, title = compared.bootstrap, self.measures[compared.measure].title
-            difference = f"{drawn.ratio:.3f} times" if drawn.points is None else in_points(drawn.points)
-            low_to_high = interval(drawn.low, drawn.high, drawn.points is not None)
-            cells = [compared.model, compared.against, f"{title}, {compared.set}", difference, low_to_high]
-            rows.append([*cells, percent(drawn.better, 1), f"{number(drawn.num_units)} {drawn.units}"])
-        head = ["", "against", "measure and set", "difference", "95 % interval", "better in", "drawn"]
-        return Table(head, rows, prose("compared"))
+            found, title = compared.conclusion, self.measures[compared.measure].title
+            rows.append([compared.model, compared.against, f"{title}, {compared.set}", found.word, found.reason])
+        head = ["", "against", "measure and set", "what differs", "why"]
+        return Table(head, rows, prose("compared"), text=True)
 
     def _scored(self) -> Table:
         rows = []

@@ -5,15 +5,20 @@ from functools import partial
 from typing import Any
 
 from distill.config.component import PREFIX
+from distill.evaluation.significance import DID_NOT, HELPED, UNCLEAR, in_points
 from distill.report.page import Block, Code, Table, prose
 from distill.report.words import MINUS, NONE, TIMES, count_of, is_number, listed, number, percent, ratio, short
-from distill.runs.facts import Backend, Baseline, GapClosed, Measure, Model, Resampled
-from distill.runs.record import INHERITED, Record, starts_fine_tuned
+from distill.runs.facts import Backend, Baseline, Conclusion, GapClosed, Measure, Model
+from distill.runs.record import Record
 from distill.runtime.progress import counted, in_a_sentence
 
 FEWEST_SEQUENCES = 10  # of a set whose scores say something of other text
 IN_PERCENT = "in percent"  # in the explanation of measures whose differences are points
-SAME = "the same"
+IN_A_SENTENCE = {
+    HELPED: "Learning from the teacher helped",
+    DID_NOT: "Learning from the teacher did not help",
+    UNCLEAR: "Whether learning from the teacher helped is unclear",
+}
 GAP_CLOSED = "Gap closed"
 AGREEMENT: dict[str, tuple[str, Callable[[Any], str]]] = {
     "top1": ("Top-1 agreement with the teacher", lambda value: percent(value, 1)),
@@ -33,13 +38,13 @@ def explained(measures: Mapping[str, Measure]) -> str:
 def findings(record: Record) -> str:
     """Size and speed, quality against teacher and baseline: one sentence each, where there are numbers."""
     parts = [prose("size", record.student, record.teacher), _quality(record), _kept(record)]
-    parts += [against_baseline(record), _gap_closed(record), _resampled(record), _unscored(record), _few(record)]
+    parts += [against_baseline(record), _gap_closed(record), _unscored(record), _few(record)]
     return " ".join(filter(None, parts))
 
 
 def setting(record: Record) -> str:
     """Which recipe, corpus, teacher and start were used, and how long training took."""
-    return prose("setting", record, starts_fine_tuned(record.identity))
+    return prose("setting", record, record.starts_fine_tuned)
 
 
 def reproduced_by(command: str | None) -> list[Block]:
@@ -155,70 +160,33 @@ def _kept(record: Record) -> str:
 
 
 def against_baseline(record: Record) -> str:
-    """The first measure against the baseline's, with a conclusion on the teacher where nothing else differs.
-
-    Differences that round to nothing count as none, and so do those of a set whose interval of the bootstrap holds 1,
-    or 0 points: other text of its kind might give the opposite. Where a set has no interval (questions, values, fewer
-    than ten sequences), with other steps, or with settings of its own besides the learning rate (`remarks`), a
-    baseline shows numbers and no conclusion.
-    """
-    measure, described = record.first_measure
-    student, baseline = record.student, record.baseline
-    if baseline is None:
+    """What learning from the teacher was worth by the first measure, on its first set and then on each other one."""
+    described, baseline = record.first_measure[1], record.baseline
+    concluded = conclusions(record)
+    if baseline is None or not concluded:
         return ""
-    scored = {key: (student.score(measure, key), baseline.score(measure, key)) for key in record.sets_of(measure)}
-    pairs = {key: (a, b) for key, (a, b) in scored.items() if is_number(a) and is_number(b)}
-    if not pairs:
-        return ""
-    ratios = [ratio(one, other) for one, other in pairs.values()]
-    changes = [change for change in ratios if change is not None]
-    is_percent = IN_PERCENT in described.explanation
-    words = (
-        listed([_points(one, other) for one, other in pairs.values()])
-        if is_percent
-        else _changes(changes)
-        if len(changes) == len(pairs)
-        else listed([f"{number(one)} instead of {number(other)}" for one, other in pairs.values()])
-    )
-    compared = f"its {in_a_sentence(described.title)} is {words}"
-    same, after = _steps_beside(record.training.steps, baseline)
+    (first, conclusion), *others = concluded.items()
+    title, after = in_a_sentence(described.title), _steps_beside(record.training.steps, baseline)
     after += f" at its own learning rate ({baseline.learning_rate:g})" if is_number(baseline.learning_rate) else ""
-    if not same or baseline.remarks or not all(_is_tested(baseline, measure, key) for key in pairs):
-        inherited = f" {INHERITED}" * (INHERITED in baseline.remarks)
-        return f"Against its baseline, trained without a teacher{after}, {compared}.{inherited}"
-    triples = [(*pair, baseline.drawn(measure, key)) for key, pair in pairs.items()]
-    made = _conclusion({_outcome(*each, described.lower_is_better) for each in triples})
-    beside = f"against its baseline, the same student trained without a teacher{after}"
-    return f"Learning from the teacher {made}: {beside}, {compared}."
+    by = f"{title} on {record.label_of(first)}, against its baseline, trained without a teacher{after}"
+    lines = [f"{IN_A_SENTENCE[conclusion.word]}: {conclusion.reason} ({by})."]
+    lines += [f"On {record.label_of(key)}: {other.word} ({other.reason})." for key, other in others]
+    return " ".join(lines)
 
 
-def _steps_beside(steps: int | None, baseline: Baseline) -> tuple[bool, str]:
-    """Whether a baseline took as many steps, and a phrase with the number."""
-    same = is_number(steps) and steps == baseline.steps
-    if is_number(steps) and is_number(baseline.steps) and not same:
-        return False, f" for {count_of(baseline.steps, 'step')} instead of {number(steps)}"
-    return same, f" for the same {count_of(steps, 'step')}" if same else ""
+def conclusions(record: Record) -> dict[str, Conclusion]:
+    """Those on the teacher by the first measure, by set; the first is that of the run. Empty without a baseline."""
+    measure, baseline = record.first_measure[0], record.baseline or Model()
+    scored = [key for key in record.sets_of(measure) if is_number(baseline.score(measure, key))]
+    found = record.baseline.conclusions.get(measure, {}) if record.baseline else {}
+    return {key: found.get(key) or Conclusion(reason="there is no interval") for key in scored}
 
 
-def _outcome(student: float, baseline: float, drawn: Resampled, lower_is_better: bool) -> str:
-    """What learning from the teacher made of a score."""
-    change = ratio(student, baseline)
-    if change is not None and _change(change) == SAME:
-        return SAME
-    if drawn.is_unclear:
-        return "unclear"
-    return "better" if (student < baseline) == lower_is_better and student != baseline else "worse"
-
-
-def _conclusion(outcomes: set[str]) -> str:
-    """A conclusion on the teacher from those of all sets."""
-    if outcomes == {SAME}:
-        return "made no difference"
-    if outcomes <= {SAME, "unclear"}:
-        return "made no clear difference"
-    if outcomes == {"better"}:
-        return "helped"
-    return "helped on some sets only" if "better" in outcomes else "did not help"
+def _steps_beside(steps: int | None, baseline: Baseline) -> str:
+    """A phrase with the steps of a baseline."""
+    if is_number(steps) and is_number(baseline.steps) and steps != baseline.steps:
+        return f" for {count_of(baseline.steps, 'step')} instead of {number(steps)}"
+    return f" for the same {count_of(steps, 'step')}" if is_number(steps) and steps == baseline.steps else ""
 
 
 def has_gap(record: Record) -> bool:
@@ -229,12 +197,6 @@ def has_gap(record: Record) -> bool:
 def closed_of(record: Record, measure: str, data: str) -> GapClosed | None:
     """What the record has of a measure on a set."""
     return record.baseline.gap_closed.get(measure, {}).get(data) if record.baseline else None
-
-
-def _is_tested(baseline: Baseline, measure: str, data: str) -> bool:
-    """Whether a bootstrap shows how sure the difference of student and baseline on a set is."""
-    drawn = baseline.drawn(measure, data)
-    return is_number(drawn.low) and is_number(drawn.high)
 
 
 def _gap_cell(record: Record, measure: str, data: str) -> str:
@@ -254,10 +216,7 @@ def _closed(closed: GapClosed, of: str) -> str:
 
 
 def _gap_closed(record: Record) -> str:
-    """The fraction of the first measure on every set, the sets without a gap, and why an interval is missing.
-
-    Where the baseline differs in more than its teacher, the student closes the gap, and not what it learned from.
-    """
+    """The fraction of the first measure on every set, the sets without a gap, and why an interval is missing."""
     baseline, (measure, described) = record.baseline, record.first_measure
     closed = {key: entry for key in record.sets_of(measure) if (entry := closed_of(record, measure, key))}
     if baseline is None or not closed:
@@ -266,55 +225,20 @@ def _gap_closed(record: Record) -> str:
     with_gap = {key: entry for key, entry in closed.items() if is_number(entry.fraction)}
     parts: list[str] = []
     if with_gap:
-        is_fair = baseline.steps == record.training.steps and not baseline.remarks
-        is_fair = is_fair and all(_is_tested(baseline, measure, key) for key in with_gap)
-        who = f"{'Learning from the teacher' if is_fair else 'The student'} closes"
         (first, of_first), *others = [
-            (_closed(entry, f"{percent(baseline.drawn(measure, key).confidence)} interval "), record.label_of(key))
-            for key, entry in with_gap.items()
+            (_closed(entry, "95% interval "), record.label_of(key)) for key, entry in with_gap.items()
         ]
         closes = [f"{first} of the gap {models} on {of_first}", *(f"{shown} on {label}" for shown, label in others)]
-        parts.append(f"{who} {listed(closes)}, by {in_a_sentence(described.title)}.")
+        parts.append(f"The student closes {listed(closes)}, by {in_a_sentence(described.title)}.")
     if without := [record.label_of(key) for key in closed if key not in with_gap]:
         parts.append(f"There is no gap {models} on {listed(without)}: the baseline is no worse there.")
     parts += [
-        f"The gap closed on {record.label_of(key)} has no interval: in {number(entry.without_gap)} of "
-        f"{number(baseline.drawn(measure, key).resamples)} resamples the baseline is no worse than the teacher."
+        f"The gap closed on {record.label_of(key)} has no interval: in {number(entry.without_gap)} draws the baseline "
+        "is no worse than the teacher."
         for key, entry in with_gap.items()
         if entry.without_gap  # draws without a gap leave none
     ]
     return " ".join(parts)
-
-
-def _resampled(record: Record) -> str:
-    """How sure it is that the student is better than its baseline: of the first measure that has a bootstrap."""
-    bootstrap = record.baseline.bootstrap if record.baseline else {}
-    for name, measure in record.measures.items():
-        by_set = {key: drawn for key, drawn in bootstrap.get(name, {}).items() if is_number(drawn.low)}
-        if by_set:
-            parts = [_resampled_set(record.label_of(key), drawn) for key, drawn in by_set.items()]
-            resamples = number(next(iter(by_set.values())).resamples)
-            title = in_a_sentence(measure.title)
-            better = "lower" if measure.lower_is_better else "higher"
-            words = f"the student's {title} is {better} than the baseline's {listed(parts)}"
-            return f"In {resamples} paired resamples of each set {words}."
-    return ""
-
-
-def _resampled_set(label: str, drawn: Resampled) -> str:
-    units = f"{number(drawn.num_units)} {drawn.units}"
-    of = "ratio" if drawn.points is None else "difference"
-    held = (
-        f"{percent(drawn.confidence)} interval of the {of} {interval(drawn.low, drawn.high, drawn.points is not None)}"
-    )
-    return f"in {percent(drawn.better, 1)} of them on {label} ({units}; {held})"
-
-
-def interval(low: float | None, high: float | None, are_points: bool) -> str:
-    """`0.812 to 0.845`, the ratios between which the middle of the resamples lies, or `-0.4 to +2.1 points`."""
-    if are_points:
-        return f"{_signed_tenths(low or 0)} to {_signed_tenths(high or 0)} points"
-    return f"{low or 0:.3f} to {high or 0:.3f}"
 
 
 def _unscored(record: Record) -> str:
@@ -345,40 +269,9 @@ def _times(one: Any, other: Any) -> str:
 def _against(measure: Measure, one: float | None, other: float | None) -> str:
     """How a score differs from another: `+1.2 points` of what is in percent, else `+1.2%`; a dash where it has none."""
     if IN_PERCENT in measure.explanation and is_number(one) and is_number(other):
-        return in_points((one or 0) - (other or 0))
+        return f"{in_points((one or 0) - (other or 0))} points"
     change = ratio(one, other)
     return NONE if change is None else f"{100 * (change - 1):+.1f}%".replace("-", MINUS)
-
-
-def _signed_tenths(number: float) -> str:
-    return f"{round(number, 1) or 0:+.1f}".replace("-", MINUS)
-
-
-def in_points(difference: float) -> str:
-    """`+1.2 points`."""
-    return f"{_signed_tenths(difference)} points"
-
-
-def _points(one: float, other: float) -> str:
-    """`1.2 points lower (75.3 instead of 76.5)`, of two scores in percent."""
-    difference = round(one - other, 1)
-    words = f"{abs(difference)} points {'higher' if difference > 0 else 'lower'}" if difference else SAME
-    return f"{words} ({number(one)} instead of {number(other)})"
-
-
-def _change(change: float) -> str:
-    """`12.5% higher`, `3.0% lower` or `the same`, for a ratio."""
-    difference = round(100 * (change - 1), 1)
-    return SAME if not difference else f"{abs(difference)}% {'higher' if difference > 0 else 'lower'}"
-
-
-def _changes(changes: list[float]) -> str:
-    """`26.2%, 25.3% and 22.9% lower`: the direction once where it is the same for all."""
-    words = [_change(change) for change in changes]
-    for direction in (" higher", " lower"):
-        if all(word.endswith(direction) for word in words):
-            return listed([word.removesuffix(direction) for word in words]) + direction
-    return listed(words)
 
 
 def sequences_of_step(backend: Backend) -> str | None:

@@ -13,9 +13,9 @@ from distill.config.component import PREFIX
 from distill.config.settings import Config
 from distill.models.layers import AUTO
 from distill.objective.terms import Term
-from distill.runs.facts import Baseline
+from distill.runs.facts import Baseline, Model
 from distill.runs.identity import CODE, Identity, difference, listed
-from distill.runs.record import FAIR_START, INHERITED, Record, starts_fine_tuned
+from distill.runs.record import FAIR_TEACHER, INHERITED, Record
 from distill.runs.results_file import read_run
 from distill.runtime.errors import SettingError
 from distill.runtime.progress import counted
@@ -57,7 +57,25 @@ def find_baseline(config: Config, identity: Identity, steps: int, terms: Mapping
         objective=record.objective,
         remarks=check_baseline(config, record, identity, steps, terms),
         learning_rate=rate if rate != identity.get(LEARNING_RATE) else None,
+        started_from=record.student.start.source if record.student.start.new_head else None,
     )
+
+
+def doubt(baseline: Baseline, student: Model, steps: int) -> str:
+    """Why a baseline does not show what the teacher alone was worth, in half a sentence; empty where it does.
+
+    Args:
+        steps: that the student was trained for.
+    """
+    if INHERITED in baseline.remarks:
+        return "the baseline has seen the teacher, from whose layers it started"
+    if baseline.remarks:
+        return "the baseline differs in more than its teacher"
+    if baseline.parameters != student.parameters:
+        return f"the baseline has {baseline.parameters:,} parameters and the student {student.parameters:,}"
+    if baseline.steps != steps:
+        return f"the baseline took {counted(baseline.steps or 0, 'step')} and the student {steps:,}"
+    return ""
 
 
 def check_baseline(
@@ -86,6 +104,8 @@ def check_baseline(
             found.append(f"its student started from layers {layers}, and this one starts from {here}")
     # A setting that one of two kinds of student does not have is not compared; fields of a configuration are.
     names = [name for name in names if name.startswith("student.config") or (name in before and name in now)]
+    if baseline.student.start.new_head and identity.get("student.init") == "layers":
+        names = [name for name in names if name != "student.digest"]  # the layers before they were fine-tuned
     found += filter(None, (difference(name, before, now) for name in (*SHARED, *names)))
     taken, has_fixed_steps = baseline.training.steps, config.train.minutes is None and config.train.patience is None
     if taken is not None and has_fixed_steps and taken != steps:
@@ -119,7 +139,7 @@ def _remarks(config: Config, baseline: Record, now: Identity, terms: Mapping[str
         differing.append(
             f"it learned from {', '.join(names)}, this student from {', '.join(labels)} besides its teacher"
         )
-    remarks = [INHERITED] if starts_fine_tuned(now) else []
+    remarks = [INHERITED] if baseline.starts_fine_tuned else []
     if differing:
         remarks.append(f"The baseline differs in more than its teacher: {'; '.join(differing)}.")
     trained_in, student = baseline.precision.get("student"), config.precision.student
@@ -134,16 +154,18 @@ def _remarks(config: Config, baseline: Record, now: Identity, terms: Mapping[str
 def advice(record: Record, folder: Path) -> str:
     """The command of a fair baseline, for the end of a run in `folder` that has a teacher and none; else nothing.
 
-    A student of a fine-tuned teacher's layers has none: there it is one of a pre-trained model, and so is its student.
+    Of a student of a fine-tuned teacher's layers it starts from the same layers of the model that this was made of.
     """
     command = record.command or ""
     if record.teacher is None or record.baseline is not None or not command or PREFIX in command:
         return ""
     task = record.identity.get("objective.task", "")
-    words, start = [word for word in shlex.split(command) if not OF_TEACHER.match(word)], list[str]()
-    if starts_fine_tuned(record.identity):
-        words, start = [word for word in words if not word.startswith("student")], FAIR_START
+    words, of_model = [word for word in shlex.split(command) if not OF_TEACHER.match(word)], ""
+    if record.starts_fine_tuned:
+        words = [word for word in words if not word.startswith(("teacher", "student.layers=", "student.num_layers="))]
+        words += [*FAIR_TEACHER, f"student.layers={record.student.start.layers}".replace(" ", "")]
+        of_model = " (MODEL: what the teacher was fine-tuned from)"
     beside = f"{folder}_baseline"
-    command = shlex.join([*words, *start, f"objective={WITHOUT_TEACHER.get(task, task)}", f"hydra.run.dir={beside}"])
-    again = shlex.join([*start, f"evaluate.baseline={beside}", f"hydra.run.dir={folder}_beside_baseline"])
-    return f"What the teacher is worth: `{command}`, then this command with `{again}`."
+    command = shlex.join([*words, f"objective={WITHOUT_TEACHER.get(task, task)}", f"hydra.run.dir={beside}"])
+    again = shlex.join([f"evaluate.baseline={beside}", f"hydra.run.dir={folder}_beside_baseline"])
+    return f"What the teacher is worth: `{command}`{of_model}, then this command with `{again}`."

@@ -208,6 +208,7 @@ def _start(config: Config, pair: Pair) -> facts.Start:
         source=first_teacher.title,
         published=_published_teacher(next(iter(settings_by_member(config).values())).model),
         layers=layers,
+        new_head=None if pair.kind.vocabulary or first_teacher.has_head else True,
         search=facts.LayerSearch.model_validate(search) if "teacher" in search else None,  # else nothing was searched
     )
 

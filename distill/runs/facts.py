@@ -174,6 +174,7 @@ class Start(Part):
     source: str | None = field(None, "Where the weights come from.", alias="from")
     published: Published = sparse(Published(), "How the model is published.")
     layers: list[Any] = sparse([], "Layers of the teacher.")
+    new_head: bool | None = sparse(None, "True where the teacher had not been fine-tuned for the task.")
     search: LayerSearch | None = sparse(None, "How `student.layers=auto` has found them.")
 
 
@@ -281,28 +282,21 @@ class Best(Part):
         return self.changed(step=step, score=score, last_score=last, later=sum(at > (step or 0) for at in scored))
 
 
-class Resampled(Part):
-    """The paired bootstrap of student and baseline (`distill.evaluation.significance`)."""
+class Conclusion(Part):
+    """Whether learning from the teacher has helped (`distill.evaluation.significance`)."""
 
-    ratio: float | None = field(None, "Of perplexities, of the whole set; below 1 the student is better.")
-    low: float | None = field(None, "Lower end of the interval that holds `confidence` of the ratios or differences.")
+    word: str = field("unclear", "`helped`, `did not` or `unclear`.")
+    reason: str = field("", "Why, in half a sentence.")
+    difference: float | None = field(None, "Of the student from the baseline, on the whole set.")
+    low: float | None = field(None, "Lower end of its 95 % interval.")
     high: float | None = field(None, "Its upper end.")
-    better: float | None = field(None, "Fraction of the draws in which the student is better; a tie counts half.")
-    confidence: float | None = field(None, "Of the interval, such as 0.95.")
-    resamples: int | None = field(None, "How many draws.")
-    units: str = field("", "What is drawn, such as documents.")
-    num_units: int | None = field(None, "How many there are.")
-    points: float | None = sparse(None, "Of accuracy, in percent; above 0 the student is better.")
-
-    @property
-    def is_unclear(self) -> bool:
-        """Whether the interval holds what equal models have: a ratio of 1, or 0 points."""
-        equal = 1 if self.points is None else 0
-        return self.low is not None and self.high is not None and self.low <= equal <= self.high
+    unit: str = field("", "`ratio` of perplexities, below 1 if the student is better; or `points`, above 0 if it is.")
+    n: int | None = field(None, "How many units were scored.")
+    units: str = field("", "What they are, such as documents.")
 
 
 class GapClosed(Part):
-    """The fraction of the gap from the baseline to the teacher that the student closes, on the draws of `Resampled`.
+    """The fraction of the gap from the baseline to the teacher that the student closes, on the draws of `Conclusion`.
 
     The interval is left out where some draws have no gap, and where nothing is resampled.
     """
@@ -341,12 +335,11 @@ class Baseline(Model):
     objective: Objective = field(Objective(), "Its loss.")
     remarks: list[str] = field([], "What else differs from the run of the student.")
     learning_rate: float | None = sparse(None, "The baseline's learning rate, where it is not the student's.")
-    bootstrap: dict[str, dict[str, Resampled]] = field({}, "Of the student against it, by measure and evaluation set.")
+    started_from: str | None = sparse(
+        None, "The model whose layers it started from, where the student had the teacher's."
+    )
+    conclusions: dict[str, dict[str, Conclusion]] = field({}, "On the student, by measure and evaluation set.")
     gap_closed: dict[str, dict[str, GapClosed]] = sparse({}, "What of its gap the student closes, by measure and set.")
-
-    def drawn(self, measure: str, data: str) -> Resampled:
-        """The bootstrap by a measure on a set; an empty one where there is none."""
-        return self.bootstrap.get(measure, {}).get(data) or Resampled()
 
 
 class Fed(Part):

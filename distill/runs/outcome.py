@@ -2,15 +2,16 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from distill.data.sequence_format import causal_format
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.samples import TEMPERATURE, choose_prompts, continue_with_each, num_new_tokens, text_of
-from distill.evaluation.significance import ModelLosses, compare_gaps, compare_models
+from distill.evaluation.significance import UNCLEAR, ModelLosses, compare_gaps, compare_models
 from distill.evaluation.speed import tokens_per_second
 from distill.runs import facts
+from distill.runs.baseline import doubt
 from distill.runs.callbacks import kept_snapshots
 from distill.runs.describe import data_wait, size_of, training_facts
 from distill.runs.divergence import refuse_diverged
@@ -87,7 +88,7 @@ def score_models(begun: Record, run: Run, state: State, evaluation: PeriodicEval
         model = models["baseline"]
         baseline = baseline.changed(name=type(model).__name__, **size_of(model), **scored["baseline"])
         parts = {"student": student, "baseline": baseline} | ({"teacher": teacher} if teacher and teachers else {})
-        baseline = compare_with_baseline(baseline, parts, losses, evaluation)
+        baseline = compare_with_baseline(baseline, parts, losses, evaluation, state.step)
     return begun.changed(
         teacher=teacher,
         student=student,
@@ -145,21 +146,28 @@ def score_each(
 
 
 def compare_with_baseline(
-    baseline: Baseline, models: dict[str, Model], losses: Losses, evaluation: PeriodicEvaluation
+    baseline: Baseline, models: dict[str, Model], losses: Losses, evaluation: PeriodicEvaluation, steps: int
 ) -> Baseline:
-    """The baseline with the paired bootstrap of the student, and the fraction of the gap that the student closes.
+    """The baseline with the conclusions on the teacher, and the fraction of the gap that the student closes.
 
-    That is for every measure and set with a score of all three models; without losses by sequence it has no interval.
+    The latter is for every measure and set with a score of all three models; without losses by sequence it has no
+    interval.
 
     Args:
         models: `teacher`, where it is scored, `student` and `baseline`, each with its scores.
         losses: of the same by sequence.
+        steps: that the student was trained for.
     """
     evaluator, sets = evaluation.evaluator, evaluation.run.data.sets
-    drawn = compare_models(losses["student"], losses["baseline"], sets, evaluator.scoring)
-    bootstrap = {
-        measure: {name: facts.Resampled.model_validate(one) for name, one in by_set.items()}
-        for measure, by_set in drawn.items()
+    doubted = doubt(baseline, models["student"], steps)
+    conclusions = {
+        measure: {
+            name: facts.Conclusion.model_validate(
+                replace(one, word=UNCLEAR, reason=f"{doubted}; {one.reason}") if doubted else one
+            )
+            for name, one in by_set.items()
+        }
+        for measure, by_set in compare_models(losses["student"], losses["baseline"], sets, evaluator.scoring).items()
     }
     closed: dict[str, dict[str, GapClosed]] = {}
     if "teacher" in models:
@@ -174,4 +182,4 @@ def compare_with_baseline(
                 gap = gaps.get(measure.name, {}).get(data.name) if fraction is not None else None
                 of_gap = GapClosed(fraction=fraction, **({} if gap is None else asdict(gap)))
                 closed.setdefault(measure.name, {})[data.name] = of_gap
-    return baseline.changed(bootstrap=bootstrap, gap_closed=closed)
+    return baseline.changed(conclusions=conclusions, gap_closed=closed)

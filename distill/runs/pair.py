@@ -123,7 +123,9 @@ def load_teachers(config: Config, task: Task, terms: dict[str, Term], ranks: Ran
         SettingError: one does not load, or does not fit the others, the tokenizer or the losses.
     """
     kind = task.teacher_kind(config.student)
-    reads_head = any(isinstance(term, VocabularyTerm) for term in terms.values() if term.needs_teacher)
+    reads_head = any(
+        not kind.vocabulary or isinstance(term, VocabularyTerm) for term in terms.values() if term.needs_teacher
+    )
     reads_head |= layers_are_open(config.student)  # which are searched for by the teacher's predictions
     members, shared = load_members(config, kind, ranks.shards_teacher, reads_head)
     tokenizer = find_tokenizer(config, task, shared)

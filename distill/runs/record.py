@@ -1,7 +1,6 @@
 """The record of a run: what it was, what it did and what came of it. Everything that shows a run reads this alone."""
 
 import shlex
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -14,10 +13,10 @@ from distill.runtime.redaction import redacted
 
 MODELS = ("teacher", "student", "baseline")  # in tables and figures, in this order
 OF_LABELS = ("classes", "spans")  # tasks for which a teacher with a head has been fine-tuned
-FAIR_START = ["student=pretrained", "student.path=MODEL"]
+FAIR_TEACHER = ["teacher=pretrained", "teacher.path=MODEL"]
 INHERITED = (
-    "Both started from layers of a teacher that was fine-tuned for this task, so the baseline has learned from it: "
-    f"a fair one, and its student, start from a pre-trained model ({' '.join(FAIR_START)})."
+    "The baseline has seen the teacher: it started from layers of a model that was fine-tuned for this task. A fair "
+    f"one starts from the same layers of the model that this was fine-tuned from ({' '.join(FAIR_TEACHER)})."
 )
 
 
@@ -103,6 +102,12 @@ class Record(Part):
         """Name and description of the measure that decides which of two models is better; empty ones without any."""
         return next(iter(self.measures.items()), ("", Measure()))
 
+    @property
+    def starts_fine_tuned(self) -> bool:
+        """Whether the student starts from layers of a teacher that has learned its task."""
+        is_of_labels = self.identity.get("objective.task") in OF_LABELS
+        return is_of_labels and self.identity.get("student.init") == "layers" and not self.student.start.new_head
+
     def models(self) -> dict[str, Model]:
         """The teacher, student and baseline that the run has, by their names in figures and tables."""
         return {name: model for name in MODELS if (model := getattr(self, name)) is not None}
@@ -124,11 +129,6 @@ class Record(Part):
         names = dict.fromkeys(name for by_set in values for name, value in by_set.items() if value is not None)
         in_order = [*(name for name in self.evaluation if name in names), *names]
         return [name for name in dict.fromkeys(in_order) if self.is_scored(name)]
-
-
-def starts_fine_tuned(identity: Mapping[str, Any]) -> bool:
-    """Whether the student of a run with this identity starts from layers of a teacher that has learned its task."""
-    return identity.get("student.init") == "layers" and identity.get("objective.task") in OF_LABELS
 
 
 def term_titles(*parts: Record | Baseline) -> dict[str, str]:

@@ -14,7 +14,7 @@ from distill.config.base import flatten
 from distill.config.settings import Config, FrozenModelConfig, PrecisionConfig, TeacherCacheConfig
 from distill.distributed.rank_identity import OF_A_HOST
 from distill.models.kind import ModelKind
-from distill.models.teacher import is_encoder_alone, load_teacher
+from distill.models.teacher import lacks_head, load_teacher
 from distill.runtime.errors import SettingError
 from distill.runtime.redaction import redact
 
@@ -60,7 +60,9 @@ class Member:
     weight: float  # its weight in the mean of all; they add up to 1
     model: Any  # frozen, in evaluation mode, in fp32; None: what it says comes from elsewhere, see `with_models`
     title: str  # what the report calls it
-    has_head: bool = True  # over the vocabulary; an encoder alone, such as one of sentences, has none that was trained
+    has_head: bool = (
+        True  # that was trained; of a pre-trained model and another task, and of an encoder alone, it was not
+    )
 
     @property
     def setting(self) -> str:
@@ -105,7 +107,7 @@ def load_members(
 
     Args:
         mapped: as `load_pretrained` has it.
-        reads_head: whether the logits of the only teacher are read; else it may be an encoder without a head.
+        reads_head: whether the logits of the only teacher are read; else it may be a model without that head.
 
     Raises:
         SettingError: one does not load, or has another vocabulary than the first.
@@ -113,7 +115,7 @@ def load_members(
     members: list[Member] = []
     shared: PreTrainedTokenizerBase | None = None
     for name, alone in settings_by_member(config).items():
-        has_head = reads_head or name != ONLY or not is_encoder_alone(alone.model, kind)
+        has_head = reads_head or name != ONLY or not lacks_head(alone.model, kind)
         model, tokenizer, title = load_teacher(alone.model, kind, mapped, alone.setting, has_head)
         shared = shared or tokenizer
         if shared.get_vocab() != (vocabulary := tokenizer.get_vocab()):

@@ -59,8 +59,9 @@ def test_models_side_by_side(done: Path, shelf: Shelf, tmp_path: Path, capsys: A
     assert own["name"] == str(done / "student") and "pseudo_perplexity" not in own["scores"]
     (compared,) = content["comparisons"]
     ratio = other["scores"]["perplexity"]["mine"] / own["scores"]["perplexity"]["mine"]
-    assert compared["bootstrap"]["ratio"] == pytest.approx(ratio, rel=1e-6) and compared["against"] == own["name"]
-    assert compared["bootstrap"]["low"] < compared["bootstrap"]["ratio"] < compared["bootstrap"]["high"]
+    found = compared["conclusion"]
+    assert found["difference"] == pytest.approx(ratio, rel=1e-6) and compared["against"] == own["name"]
+    assert found["low"] < found["difference"] < found["high"]
     command = shlex.split(content["command"])  # as a shell reads it, whatever the settings hold
     assert command == ["cd", os.getcwd(), "&&", "distill", "evaluate", *models, f"output={folder}", *settings]
 
@@ -74,13 +75,14 @@ def test_causal_models_of_two_vocabularies(shelf: Shelf, tmp_path: Path) -> None
     (compared,) = scores.comparisons
     perplexities = [scores[str(each)].scores["perplexity"]["heldout"] for each in (small, first)]
     assert (compared.model, compared.against) == (str(small), str(first)) and perplexities[0] != perplexities[1]
-    assert compared.bootstrap.ratio == pytest.approx(perplexities[0] / perplexities[1], rel=1e-9)
+    assert compared.conclusion.difference == pytest.approx(perplexities[0] / perplexities[1], rel=1e-9)
     assert all(math.isfinite(each.scores["bits_per_byte"]["heldout"]) for each in scores.models)
     assert "compare bits per byte" in scores.notes[0] and scores.notes[0] in str(scores)
 
 
 def test_answers_and_classes(shelf: Shelf, tmp_path: Path) -> None:
     small = ["corpus.sequence_length=32", "train.batch_size=8", "train.steps=2", "train.epochs=null", "precision=fp32"]
+    small += ["train.snapshots=[1]", "optimizer.lr=1e-2"]
     answers, classes = tmp_path / "answers", tmp_path / "classes"
     questions = [f"corpus.path={squad(tmp_path / 'squad')}", "corpus.stride=12", "corpus.max_query=8"]
     reviews = [f"corpus.path={table(tmp_path / 'reviews')}", "corpus.text=review", "corpus.label=stars"]
@@ -89,8 +91,14 @@ def test_answers_and_classes(shelf: Shelf, tmp_path: Path) -> None:
             distill(f"+recipe={recipe}", f"student.path={shelf.teacher}", *small, *data, f"hydra.run.dir={folder}") == 0
         )
         student = results(folder)["student"]
-        (found,) = evaluate_models([folder]).models
+        scores = evaluate_models([folder, folder / "snapshots" / "step-1"])
+        found, before = scores.models
         assert found.scores and all(student[measure] == by_set for measure, by_set in found.scores.items())
+        assert {compared.measure for compared in scores.comparisons} == found.scores.keys()
+        for compared in scores.comparisons:
+            gains = before.scores[compared.measure]["dev"] - found.scores[compared.measure]["dev"]
+            conclusion = compared.conclusion
+            assert conclusion.difference == pytest.approx(gains, abs=1e-9) and conclusion.n in (12, 20)
     elsewhere = shutil.copytree(answers / "student", tmp_path / "elsewhere")
     (found,) = evaluate_models([elsewhere], [*questions, "corpus.sequence_length=32", "precision=fp32"]).models
     assert found.scores["f1"] == results(answers)["student"]["f1"]

@@ -1,5 +1,6 @@
 """Paired bootstrap resampling against a plain loop and on cases whose outcome is known; where documents end."""
 
+import itertools
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+from scipy import stats
 from tiny import PAD, make_masks
 from vocabularies import vocabulary_of
 
@@ -15,18 +17,23 @@ from distill.config.settings import BackendConfig, EvaluateConfig, PrecisionConf
 from distill.data.collate.clm import CausalLM
 from distill.data.sequence_format import causal_format
 from distill.distributed.single import Single
+from distill.evaluation import classes as metrics
 from distill.evaluation.classes import ClassSet
 from distill.evaluation.sets import EvaluationSet
 from distill.evaluation.significance import (
+    FEWER_RESAMPLES,
     FEWEST,
+    RATIO,
     RESAMPLES,
     SAMPLED,
     STRETCH,
+    Paired,
     SequenceLosses,
     bootstrap_gap,
     compare_gaps,
     compare_models,
-    paired_bootstrap,
+    conclude,
+    paired_losses,
     units_of,
 )
 
@@ -39,11 +46,16 @@ def sums(seed: int, units: int = 30, effect: float = 0.0) -> tuple[np.ndarray, n
     return second - counts * (effect + draw.normal(0, 0.2, units)), second, counts
 
 
-@pytest.mark.parametrize("resamples", [1, 7, 300])
+def pair(*losses: np.ndarray, unit: str = RATIO, resamples: int = 2000) -> Paired:
+    """Models by their losses in units, and the tokens of these last."""
+    return replace(paired_losses(losses[:-1], losses[-1], unit), resamples=resamples)
+
+
+@pytest.mark.parametrize("resamples", [7, 300])
 def test_it_is_that_of_a_plain_loop(resamples: int) -> None:
     """The same draws, each scored as a text of its own: two perplexities and their ratio."""
     first, second, counts = sums(0)
-    found = paired_bootstrap(first, second, counts, resamples=resamples, seed=5)
+    found = conclude(pair(first, second, counts, resamples=resamples), seed=5)
     draws, ratios = np.random.default_rng(5).integers(30, size=(resamples, 30)), []
     for draw in draws:
         loss_of_first = loss_of_second = tokens = 0.0
@@ -51,23 +63,17 @@ def test_it_is_that_of_a_plain_loop(resamples: int) -> None:
             loss_of_first, loss_of_second = loss_of_first + first[unit], loss_of_second + second[unit]
             tokens += counts[unit]
         ratios.append(math.exp(loss_of_first / tokens) / math.exp(loss_of_second / tokens))
-    logs = sorted(math.log(ratio) for ratio in ratios)
-    at = [0.025 * (resamples - 1), 0.975 * (resamples - 1)]
-    low, high = (
-        math.exp(logs[int(n)] + (n - int(n)) * (logs[min(int(n) + 1, resamples - 1)] - logs[int(n)])) for n in at
-    )
+    low, high = np.exp(np.quantile(np.log(ratios), [0.025, 0.975]))
     assert (found.low, found.high) == pytest.approx((low, high), rel=1e-12)
-    wins = sum(ratio < 1 for ratio in ratios) + sum(ratio == 1 for ratio in ratios) / 2
-    assert found.better == pytest.approx(wins / resamples)
-    assert found.ratio == pytest.approx(math.exp((first.sum() - second.sum()) / counts.sum()), rel=1e-12)
-    assert (found.num_units, found.resamples, found.units) == (30, resamples, "documents")
+    assert found.difference == pytest.approx(math.exp((first.sum() - second.sum()) / counts.sum()), rel=1e-12)
+    assert (found.n, found.unit, found.units) == (30, "ratio", "documents")
 
 
 def test_the_gap_is_that_of_a_plain_loop_over_three_perplexities() -> None:
-    """On the draws of `paired_bootstrap`, of texts whose teacher is always the better one."""
+    """On the draws of `conclude`, of texts whose teacher is always the better one."""
     student, baseline, counts = sums(0, effect=0.3)
     teacher = baseline - counts * 0.9
-    found = bootstrap_gap(student, baseline, teacher, resamples=300, seed=5)
+    found = bootstrap_gap(pair(student, baseline, teacher, counts, resamples=300), seed=5)
     fractions = []
     for draw in np.random.default_rng(5).integers(30, size=(300, 30)):
         logs = [math.log(math.exp(losses[draw].sum() / counts[draw].sum())) for losses in (student, baseline, teacher)]
@@ -82,44 +88,76 @@ def test_draws_without_a_gap_leave_no_interval_and_are_counted() -> None:
     """Quantiles of a fraction whose denominator goes through zero would be of no use."""
     student, baseline, counts = sums(0)
     teacher = baseline - counts * np.random.default_rng(1).normal(0.05, 0.3, len(counts))
-    found = bootstrap_gap(student, baseline, teacher, resamples=300, seed=5)
+    found = bootstrap_gap(pair(student, baseline, teacher, counts, resamples=300), seed=5)
     draws = np.random.default_rng(5).integers(30, size=(300, 30))
     expected = sum(baseline[draw].sum() <= teacher[draw].sum() for draw in draws)
-    assert 0 < expected < 300 and (found.low, found.high, found.without_gap) == (None, None, expected)
-    assert bootstrap_gap(student, baseline, baseline, resamples=300).without_gap == 300, "zero is no gap"
+    assert 0 < expected < 300 and (found.without_gap, found.low, found.high) == (expected, None, None)
+    assert bootstrap_gap(pair(student, baseline, baseline, counts, resamples=300)).without_gap == 300, "zero is no gap"
 
 
-def test_equal_models_and_one_that_is_clearly_better() -> None:
-    first, _, counts = sums(2)
-    same = paired_bootstrap(first, first, counts)
-    assert (same.ratio, same.low, same.high, same.better) == (1.0, 1.0, 1.0, 0.5), "a tie counts half"
-    better = paired_bootstrap(*sums(2, effect=0.5))
-    assert better.high < 1 and better.better == 1.0 and better.ratio == pytest.approx(math.exp(-0.5), rel=0.1)
-    worse = paired_bootstrap(*sums(2, effect=-0.5))
-    assert worse.low > 1 and worse.better == 0.0
-    assert paired_bootstrap(*sums(2, effect=0.5)) == better, "seeded"
+def test_the_word_follows_from_the_interval() -> None:
+    for effect, word in ((0.5, "helped"), (-0.5, "did not"), (0.0, "unclear")):
+        found = conclude(pair(*sums(2, effect=effect)))
+        assert found.word == word and found == conclude(pair(*sums(2, effect=effect))), "seeded"
+        assert found.difference is not None and found.low is not None and found.high is not None
+        numbers = f"{found.difference:.3f} times the perplexity, 95 % from {found.low:.3f} to {found.high:.3f}"
+        assert found.reason == f"{numbers}, on 30 documents"
+        assert word == ("helped" if found.high < 1 else "did not" if found.low > 1 else "unclear")
+
+
+@pytest.mark.parametrize(
+    ("losses", "reason"),
+    [
+        ((np.arange(9.0), np.ones(9), np.ones(9)), "too few documents, 9 of the 10 that are needed"),
+        ((np.ones(1), np.zeros(1), np.ones(1)), "too few documents, 1 of the 10 that are needed"),
+        ((np.arange(12.0), np.full(12, np.nan), np.ones(12)), "a model has no finite score on the set"),
+        (
+            (np.ones(12), np.ones(12), np.ones(12)),
+            "1.000 times the perplexity, 95 % from 1.000 to 1.000, on 12 documents, none of",
+        ),
+    ],
+)
+def test_little_and_equal_losses_and_those_that_are_no_numbers_leave_it_unclear(losses: Any, reason: str) -> None:
+    found = conclude(pair(*losses))
+    assert found.word == "unclear" and found.reason.startswith(reason), found.reason
 
 
 def test_the_interval_covers_what_it_promises() -> None:
     """Of many texts drawn from models that are equally good, about 95 of 100 intervals hold 1."""
-    inside = 0
-    for seed in range(200):
-        found = paired_bootstrap(*sums(seed, units=40), resamples=400)
-        inside += found.low <= 1 <= found.high
-    assert 176 <= inside <= 199
+    words = [conclude(pair(*sums(seed, units=40), resamples=400)).word for seed in range(200)]
+    assert 176 <= words.count("unclear") <= 199
 
 
-def test_few_units_and_losses_that_are_no_numbers_say_nothing() -> None:
-    data, scoring = rows_of([3] * 12), SimpleNamespace(collator_of=lambda data: None)
+def test_accuracies_are_concluded_as_by_mcnemar() -> None:
+    """Whatever numbers of examples one of two classifiers alone has right: by the exact test, but at its very edge."""
+    for better, worse in itertools.product(range(0, 16), range(0, 8, 2)):
+        wrong = np.zeros((2, 300))
+        wrong[1, :better] = wrong[0, better : better + worse] = 1
+        found = conclude(pair(*wrong, np.ones(300), unit="points"))
+        p = stats.binomtest(better, better + worse).pvalue if better + worse else 1.0
+        assert found.difference == pytest.approx(100 * (better - worse) / 300)
+        if not 0.05 < p < 0.1:
+            word = "unclear" if p > 0.05 else "helped" if better > worse else "did not"
+            assert found.word == word, (better, worse, p)
 
-    def compared(losses: float, tokens: int) -> bool:
-        counts = np.array([1.0] * tokens + [0.0] * (12 - tokens))
-        one, other = (
-            {("perplexity", "made"): SequenceLosses(each, counts)} for each in (np.arange(12.0), np.full(12, losses))
-        )
-        return bool(compare_models(one, other, [data], scoring))  # type: ignore[arg-type]
 
-    assert compared(1.0, 12) and compared(1.0, 10) and not compared(math.nan, 12) and not compared(1.0, 9)
+@pytest.mark.parametrize("measure", ["f1", "matthews", "pearson"])
+def test_a_measure_that_is_no_mean_is_computed_anew_for_each_draw(measure: str) -> None:
+    draw = np.random.default_rng(0)
+    labels = draw.integers(2, size=200)
+    predicted = [np.where(draw.random(200) < rate, 1 - labels, labels) for rate in (0.1, 0.3)]
+    given: dict[str, Any] = {"labels": labels, "classes": ("a", "b"), "measures": (measure,)}
+    data = ClassSet("dev", "", np.zeros((200, 4), np.uint16), 200, **given)
+    scoring = SimpleNamespace(collator_of=lambda data: None)
+    models = [{(measure, "dev"): each} for each in predicted]
+    found = compare_models(*models, [data], scoring)[measure]["dev"]  # type: ignore[arg-type]
+    of = {"f1": metrics.f1, "matthews": metrics.matthews, "pearson": lambda x, y: stats.pearsonr(x, y).statistic}[
+        measure
+    ]
+    draws = np.random.default_rng(0).integers(200, size=(FEWER_RESAMPLES, 200))
+    points = [100 * (of(predicted[0][each], labels[each]) - of(predicted[1][each], labels[each])) for each in draws]
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(points, [0.025, 0.975])), rel=1e-9)
+    assert (found.word, found.units, found.n) == ("helped", "examples", 200)
 
 
 # --- units ---------------------------------------------------------------------------------------------------------
@@ -198,8 +236,6 @@ def test_losses_by_sequence_make_up_the_scores(tokenizer: Any) -> None:
         assert of_all.losses[number] == pytest.approx(of_one.losses[0], rel=1e-5)
     compared = compare_models(one, two, [data], evaluator.scoring)
     assert set(compared) == {"perplexity", "pseudo_perplexity"} and compared["perplexity"]["small"].units == "sequences"
-    same = compare_models(one, one, [data], evaluator.scoring)["perplexity"]["small"]
-    assert (same.low, same.high) == (1.0, 1.0)
     for student, baseline in ((two, one), (one, two)):  # the student is the teacher
         gap = compare_gaps(student, baseline, student, [data], evaluator.scoring)["perplexity"]["small"]
         assert gap.low is None if gap.without_gap else gap.low == 1
@@ -218,6 +254,5 @@ def test_accuracies_differ_by_points_as_in_a_plain_loop() -> None:
     numbers = np.random.default_rng(0).integers(200, size=(RESAMPLES, 200))
     points = [100 * (np.mean(~first[drawn]) - np.mean(~second[drawn])) for drawn in numbers]
     assert (found.low, found.high) == pytest.approx(tuple(np.quantile(points, [0.025, 0.975])), rel=1e-9)
-    assert found.points == pytest.approx(100 * (second.mean() - first.mean())) and found.low < found.points < found.high
-    assert found.ratio is None and found.better == pytest.approx(np.mean(np.array(points) > 0), abs=1e-9)
-    assert (found.units, found.num_units) == ("examples", 200)
+    assert found.difference == pytest.approx(100 * (second.mean() - first.mean()))
+    assert (found.word, found.unit, found.units, found.n) == ("helped", "points", "examples", 200)

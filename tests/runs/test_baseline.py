@@ -14,12 +14,12 @@ from tiny import make_batches
 
 from distill.config.settings import Config
 from distill.objective.build import make_terms
-from distill.report.summary import against_baseline, setting
-from distill.runs.baseline import advice, check_baseline, find_baseline
+from distill.report.summary import setting
+from distill.runs.baseline import advice, check_baseline, doubt, find_baseline
 from distill.runs.check import check
-from distill.runs.facts import Start, Student
+from distill.runs.facts import Baseline, Start, Student
 from distill.runs.identity import run_identity
-from distill.runs.record import INHERITED, Record
+from distill.runs.record import Record
 from distill.runs.results_file import write_results
 from distill.runtime.errors import SettingError
 
@@ -164,33 +164,43 @@ def test_layers_that_were_found_are_compared_once_they_are_known() -> None:
 
 @pytest.mark.parametrize(("task", "init", "fair"), [("classes", "layers", False), ("spans", "layers", False),
     ("classes", "pretrained", True), ("mlm", "layers", True)])  # fmt: skip
-def test_layers_of_a_fine_tuned_teacher_make_no_fair_baseline(task: str, init: str, fair: bool) -> None:
-    """It begins with what the teacher knows of the task: numbers without a conclusion, and other advice."""
-    kept = {"corpus.digest": "c", "objective.task": task, "student.init": init}
+def test_a_baseline_of_layers_of_a_fine_tuned_teacher_has_seen_it(task: str, init: str, fair: bool) -> None:
+    """Then all is unclear, whatever the numbers, and the advice is another one."""
+    kept = {"corpus.digest": "c", "objective.task": task, "student.init": init, "teacher.digest": "tuned"}
     config = composed(MAIN, "evaluate.baseline=runs/x")
-    remarks = check_baseline(config, finished(kept, task), kept, 625, make_terms(config.objective))
-    assert (INHERITED in remarks) != fair
-    line = "python -m distill +recipe=table corpus.path=a teacher.path=t student=layers student.layers=[0,1]"
+    terms = make_terms(config.objective)
+    remarks = check_baseline(config, finished(kept), kept, 625, terms)
+    seen = doubt(Baseline(remarks=remarks, steps=625), Student(), 625)
+    assert seen == ("" if fair else "the baseline has seen the teacher, from whose layers it started")
+    before = finished(kept | {"teacher.digest": "before"})
+    before = before.changed(student=Student(start=Start(layers=[0, 1], new_head=True)))
+    if not fair:  # the layers of the same model before it was fine-tuned
+        assert check_baseline(config, before, kept, 625, terms) == []
+    line = "python -m distill +recipe=table corpus.path=a student=layers"
+    own = [] if fair else ["student.num_layers=2", "teacher=pretrained", "teacher.path=t"]
     content = {
         "recipe": "table",
-        "command": f"{line} objective=distil_{task} objective.hidden_mse.weight=1 hydra.run.dir=r",
+        "command": f"{line} {' '.join(own)} objective=distil_{task} objective.hidden_mse.weight=1 hydra.run.dir=r",
         "identity": kept,
-        "measures": {"accuracy": {"title": "Accuracy", "lower_is_better": False}},
-        "teacher": {"name": "t", "accuracy": {"dev": 80.0}},
-        "student": {"start": {"init": init, "from": "MODEL", "layers": [0, 1]}, "accuracy": {"dev": 76.3}},
-        "training": {"steps": 9},
+        "teacher": {"name": "t"},
+        "student": {"start": {"init": init, "from": "MODEL", "layers": [0, 1]}},
     }
-    beside = Record.from_json({**content, "baseline": {"steps": 9, "accuracy": {"dev": 75.3}, "remarks": remarks}})
     alone = Record.from_json({**content, "teacher": None})
-    assert (INHERITED in against_baseline(beside)) != fair
     assert ("fine-tuned for this task" in setting(alone)) != fair
-    assert advice(alone, Path("r")) == advice(beside, Path("r")) == ""
+    assert advice(alone, Path("r")) == advice(Record.from_json({**content, "baseline": {}}), Path("r")) == ""
     command, again = re.findall("`(.*?)`", advice(Record.from_json(content), Path("runs/r")))
-    own = [] if fair else ["student=pretrained", "student.path=MODEL"]
-    words = shlex.split(line if fair else line.split(" student=")[0])
-    assert shlex.split(command) == [*words, *own, f"objective={task}", "hydra.run.dir=runs/r_baseline"]
-    beside_it = ["evaluate.baseline=runs/r_baseline", "hydra.run.dir=runs/r_beside_baseline"]
-    assert shlex.split(again) == [*own, *beside_it]
+    own = [] if fair else ["teacher=pretrained", "teacher.path=MODEL", "student.layers=[0,1]"]
+    assert shlex.split(command) == [*shlex.split(line), *own, f"objective={task}", "hydra.run.dir=runs/r_baseline"]
+    assert shlex.split(again) == ["evaluate.baseline=runs/r_baseline", "hydra.run.dir=runs/r_beside_baseline"]
+
+
+def test_a_baseline_of_other_size_or_steps_leaves_it_unclear() -> None:
+    baseline, student = Baseline(steps=625, parameters=2000), Student(parameters=2000)
+    assert doubt(baseline, student, 625) == ""
+    assert doubt(baseline, student, 1200) == "the baseline took 625 steps and the student 1,200"
+    assert doubt(baseline, Student(parameters=1000), 625) == "the baseline has 2,000 parameters and the student 1,000"
+    remarks = ["The baseline was trained in another number format."]
+    assert doubt(baseline.changed(remarks=remarks), student, 625) == "the baseline differs in more than its teacher"
 
 
 def test_a_learning_rate_of_its_own_is_fair(tmp_path: Path) -> None:

@@ -216,8 +216,8 @@ def test_beside_a_baseline_the_best_is_the_one_that_is_compared(shelf: Shelf) ->
     assert shelf.run(folder, *more, "train.steps=6", *near(math.log(score)), f"evaluate.baseline={base}") == 0
     found = results(folder)
     assert found["best"]["step"] == 4 and found["student"]["perplexity"]["heldout"] == score
-    ratio = found["baseline"]["bootstrap"]["perplexity"]["heldout"]["ratio"]
-    assert ratio == pytest.approx(score / found["baseline"]["perplexity"]["heldout"], rel=1e-5)
+    drawn = found["baseline"]["conclusions"]["perplexity"]["heldout"]
+    assert drawn["difference"] == pytest.approx(score / found["baseline"]["perplexity"]["heldout"], rel=1e-5)
     assert "train.keep_best was None and is now heldout.near" in (folder / "report.md").read_text()
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from job import composed, distill, results, save_model
+from job import composed, distill, refused_line, results, save_model
 from labelled import table
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from vocabularies import vocabulary_of
@@ -65,15 +65,26 @@ TEXTS = ["the old ship", "a", "the man and the end of the ship and the old man",
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_a_decoder_learns_classes(family: str, tmp_path: Path) -> None:
+def test_a_decoder_learns_classes(family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Then layers of it beside a teacher; the baseline has the same layers of the model before it was fine-tuned."""
     base = save_model(tmp_path / "base", family, 2)
     tokenizer = AutoTokenizer.from_pretrained(base)
     data = [f"corpus.path={table(tmp_path / 'reviews')}", "corpus.text=review", "corpus.label=stars"]
     recipe, first, second = ["+recipe=table", *data, *SMALL], tmp_path / "first", tmp_path / "second"
     assert distill(*recipe, f"student.path={base}", f"hydra.run.dir={first}") == 0
-    pair = ["objective=distil_classes", "teacher=pretrained", f"teacher.path={first}", "student=layers"]
-    assert distill(*recipe, *pair, "student.path=null", "student.layers=[1]", f"hydra.run.dir={second}") == 0
-    assert results(second)["teacher"]["accuracy"] == results(first)["student"]["accuracy"]
+    pair = [*recipe, "student=layers", "student.path=null", "student.layers=[1]", "teacher=pretrained"]
+    untuned, fair = [*pair, f"teacher.path={base}"], tmp_path / "fair"
+    assert "it lacks weights of a model for classes" in refused_line(capsys, *untuned, "objective=distil_classes")
+    assert distill(*untuned, "objective=classes", f"hydra.run.dir={fair}") == 0
+    pair += ["objective=distil_classes", f"teacher.path={first}", f"evaluate.baseline={fair}"]
+    assert distill(*pair, f"hydra.run.dir={second}") == 0
+    found = results(second)
+    assert found["teacher"]["accuracy"] == results(first)["student"]["accuracy"]
+    baseline = found["baseline"]
+    assert baseline["accuracy"] == results(fair)["student"]["accuracy"] and baseline["started_from"] == str(base)
+    difference = found["student"]["accuracy"]["dev"] - baseline["accuracy"]["dev"]
+    conclusion = baseline["conclusions"]["accuracy"]["dev"]
+    assert conclusion["difference"] == pytest.approx(difference) and "baseline" not in conclusion["reason"]
     for run in (first, second):
         plain = AutoModelForSequenceClassification.from_pretrained(run / "student").eval()
         own = AutoTokenizer.from_pretrained(run / "student")

@@ -4,18 +4,19 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, zip_longest
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
 import pandas as pd
 
+from distill.evaluation.significance import UNCLEAR, word_of
 from distill.report import figures, page
 from distill.report.comparison.columns import GAP_CLOSED, Number, number_named
 from distill.report.comparison.runs import FINISHED, Run, find_runs, natural
 from distill.report.page import Section, Table, Tiles, prose, render, table_text
-from distill.report.summary import AGREEMENT, closed_of
+from distill.report.summary import AGREEMENT, closed_of, conclusions
 from distill.report.words import NONE, count_of, is_number
 from distill.runs.facts import Baseline, EvaluationSet, Model
 from distill.runs.record import Record
@@ -39,6 +40,7 @@ STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228
 MAX_TILES, MAX_LABEL = 4, 60  # numbers to see first, and letters of the settings beside each
 MAX_PANELS, MAX_ROWS = 3, 24  # of the figure
 APART = "†"
+TEACHER = "Learning from the teacher"  # whether it has helped, in a word
 REFERENCES: dict[str, Callable[[Record], Model | None]] = {
     "teacher": lambda record: record.teacher,
     "baseline without a teacher": lambda record: record.baseline,
@@ -226,7 +228,7 @@ def summary(compared: ComparedRuns) -> str:
 
 
 def best_lines(compared: ComparedRuns) -> list[str]:
-    """For each score the best group, and whether the ranges of the seeds overlap."""
+    """For each score the best group, and whether what differs from the next one has helped."""
     lines = []
     for column in compared.columns[:MAX_BEST]:
         ranked = compared.best(column)
@@ -237,8 +239,6 @@ def best_lines(compared: ComparedRuns) -> list[str]:
         repeats = "seeds" if group.finished.seed.map(repr).is_unique else "runs"
         line += f" (mean of {len(values)} {repeats})" if len(values) > 1 else ""
         line += f"; next {column.form(others.mean())} with {second.label}"
-        overlap = max(values.min(), others.min()) <= min(values.max(), others.max())
-        line += ", and the ranges of their seeds overlap" if min(len(values), len(others)) > 1 and overlap else ""
         seeds = compared.frame.seed.map(str)
         pair = (of.groupby(seeds[of.index]).last() for of in (values, others))
         lines.append(f"{line}{_difference(column, *pair)}.")
@@ -246,20 +246,21 @@ def best_lines(compared: ComparedRuns) -> list[str]:
 
 
 def _difference(column: Number, one: pd.Series, two: pd.Series) -> str:
-    """The mean difference of two groups over the seeds that both have, with its 95 % interval (paired t-test).
+    """Whether the first of two groups is better, over the seeds that both have, with its 95 % interval (paired t-test).
 
     Args:
         one, two: their numbers by seed.
     """
-    differences = (two - one).dropna()
+    differences = (two - one if column.lower_is_better else one - two).dropna()
     if len(differences) < 2:
         return ""
     degrees, mean = len(differences) - 1, differences.mean()
     quantile = STUDENT[degrees - 1] if degrees <= len(STUDENT) else 1.96 + 2.6 / degrees
     half = quantile * differences.std() / math.sqrt(len(differences))
-    low, high = (column.form(mean + sign * half) for sign in (-1, 1))
-    seeds = f"{len(differences)} seeds of both"
-    return f"; over {seeds} the difference is {column.form(mean)} (95 % interval {low} to {high})"
+    low, high = mean - half, mean + half
+    word = word_of(low, high)
+    shown = f"{column.form(mean)}, 95 % from {column.form(low)} to {column.form(high)}, on {len(differences)} seeds"
+    return f"; what differs {word if word != UNCLEAR else 'is unclear'} ({shown})"
 
 
 def best_tiles(compared: ComparedRuns) -> Tiles:
@@ -286,7 +287,20 @@ def scores_table(compared: ComparedRuns) -> Table:
     for title, model_of in REFERENCES.items():
         cells = [_reference(compared, column, model_of) for column in columns]
         table.rows += [[title, *between, *cells]] if {*cells} - {NONE} else []
+    words = [_concluded(compared, group) for group in compared.groups]
+    if any(words):
+        for row, word in zip_longest(table.rows, words, fillvalue=""):
+            row.append(word)
+        table.head.append(TEACHER)
+        table.groups += [("", 1)] * bool(table.groups)
     return table
+
+
+def _concluded(compared: ComparedRuns, group: Group) -> str:
+    """Whether learning from the teacher helped, as the reports of a group's runs say; unclear where they differ."""
+    records = [record for row in group.finished.index if (record := compared.runs[row].record)]
+    words = [next(iter(conclusions(record).values())).word for record in records if conclusions(record)]
+    return words[0] if len({*words}) == 1 else UNCLEAR if words else ""
 
 
 def _reference(compared: ComparedRuns, column: Number, model_of: Callable[[Record], Model | None]) -> str:
