@@ -72,9 +72,10 @@ def lacks_head(settings: FrozenModelConfig, kind: ModelKind) -> bool:
         config = AutoConfig.from_pretrained(folder, **_hub(settings).arguments(folder))
     except Exception:  # whatever a folder holds: the loading of the model says what is wrong with it
         return False
+    saved = saved_class(config)
     if not kind.vocabulary:
-        return saved_class(config) not in kind.classes(config.model_type)
-    return saved_class(config) == MODEL_MAPPING_NAMES.get(config.model_type)
+        return saved not in ("", *kind.classes(config.model_type))
+    return saved == MODEL_MAPPING_NAMES.get(config.model_type)
 
 
 def teacher_tokenizer(

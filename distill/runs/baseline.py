@@ -162,8 +162,10 @@ def advice(record: Record, folder: Path) -> str:
     task = record.identity.get("objective.task", "")
     words, of_model = [word for word in shlex.split(command) if not OF_TEACHER.match(word)], ""
     if record.starts_fine_tuned:
-        words = [word for word in words if not word.startswith(("teacher", "student.layers=", "student.num_layers="))]
-        words += [*FAIR_TEACHER, f"student.layers={record.student.start.layers}".replace(" ", "")]
+        found = record.identity.get("student.layers") == AUTO  # by the predictions of a head, which MODEL lacks
+        of_search = ("student.layers=", "student.num_layers=", "student.search_seconds=") if found else ()
+        words = [word for word in words if not word.startswith(("teacher", *of_search))] + FAIR_TEACHER
+        words += [f"student.layers={record.student.start.layers}".replace(" ", "")] * found
         of_model = " (MODEL: what the teacher was fine-tuned from)"
     beside = f"{folder}_baseline"
     command = shlex.join([*words, f"objective={WITHOUT_TEACHER.get(task, task)}", f"hydra.run.dir={beside}"])

@@ -181,7 +181,7 @@ def test_a_baseline_of_layers_of_a_fine_tuned_teacher_has_seen_it(task: str, ini
     content = {
         "recipe": "table",
         "command": f"{line} {' '.join(own)} objective=distil_{task} objective.hidden_mse.weight=1 hydra.run.dir=r",
-        "identity": kept,
+        "identity": kept | {"student.layers": "auto"},
         "teacher": {"name": "t"},
         "student": {"start": {"init": init, "from": "MODEL", "layers": [0, 1]}},
     }

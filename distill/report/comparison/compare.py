@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, zip_longest
 from pathlib import Path
 from textwrap import shorten
@@ -288,12 +288,11 @@ def scores_table(compared: ComparedRuns) -> Table:
         cells = [_reference(compared, column, model_of) for column in columns]
         table.rows += [[title, *between, *cells]] if {*cells} - {NONE} else []
     words = [_concluded(compared, group) for group in compared.groups]
-    if any(words):
-        for row, word in zip_longest(table.rows, words, fillvalue=""):
-            row.append(word)
-        table.head.append(TEACHER)
-        table.groups += [("", 1)] * bool(table.groups)
-    return table
+    if not any(words):
+        return table
+    rows = [[*row, word] for row, word in zip_longest(table.rows, words, fillvalue="")]
+    groups = [*table.groups, ("", 1)] if table.groups else []
+    return replace(table, head=[*table.head, TEACHER], rows=rows, groups=groups)
 
 
 def _concluded(compared: ComparedRuns, group: Group) -> str:
