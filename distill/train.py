@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -126,7 +127,8 @@ def step(
     # One exchange a step, and all ranks decide alike: the losses, the counts of the next window, signals and rank 0's
     # clock ride along.
     clock = state.seconds + time.monotonic() - began if ranks.rank == 0 else 0.0
-    packed = StepStats.pack(rank_sums.sum(0), objective.count(upcoming), signals.requests(), clock)
+    is_writing = run.folder.checkpoints.is_writing
+    packed = StepStats.pack(rank_sums.sum(0), objective.count(upcoming), signals.requests(), is_writing, clock)
     with phase(EXCHANGE):
         summed = sync.all_reduce_gradients(packed)
     assert summed is not None
@@ -149,7 +151,7 @@ def step(
         sums=objective.by_name(stats.sums), counts=counts, weights=objective.weights, rank_sums=rank_sums, lr=lr,
         grad_norm=grad_norm, loss_scale=state.loss_scale.value, seconds=time.monotonic() - began, data_wait=data_wait,
         over=run.limits.reached(done, stats.clock), stop=signals.agreed_stop(stats.requests),
-        save_requested=stats.requests[ALL.index(SAVING)] > 0,
+        save_requested=stats.requests[ALL.index(SAVING)] > 0, writing=stats.num_writing > 0,
     )  # fmt: skip
     return result, Window(upcoming, torch.tensor(stats.next_counts, dtype=torch.float64), stats.clock)
 
@@ -167,6 +169,7 @@ def train(training: Training) -> str:
     """
     run, state, settings, is_trial = training.run, training.state, training.run.config.train, training.is_trial
     divergence, evaluation, begun_at = DivergenceCheck(run, training.teacher), training.evaluation, state.step
+    saver = Saver(training)
     over, save_due, out_of_patience = run.limits.reached(state.step, state.seconds), False, False
     if state.step and (evaluation.due(state.step) or over):
         # Interrupted between this step's checkpoint and the end of its evaluation.
@@ -176,7 +179,7 @@ def train(training: Training) -> str:
     windows = run.data.batches.stream(state.step, run.limits.steps, run.ranks.device, training.teacher.read_ahead)
     first = next(windows, [])  # whose counts have no exchange of a step to ride in
     window = Window(first, run.ranks.sum(run.objective.count(first)), state.seconds)
-    with handled() as signals, signals.deferred(), saved_when_a_rank_is_lost(training, signals):
+    with handled() as signals, signals.deferred(), saved_on_the_way_out(training, signals):
         signals.raise_if_stopped()  # for one that came where Python drops errors, as in callbacks of its imports
         signals.on_usr1(settings.on_usr1 is OnUsr1.stop)
         while not (over or out_of_patience):
@@ -190,10 +193,14 @@ def train(training: Training) -> str:
             at_evaluation = (over or evaluation.due(state.step)) and not is_trial
             save_due |= at_evaluation or state.step % settings.save_every == 0
             save_due |= result.save_requested or result.stop is not None
+            # What comes now needs the folder, or tells the user that the checkpoint is on the disk.
+            waits = at_evaluation or result.save_requested or result.stop is not None or result.diverged != ""
+            if waits or not result.writing:
+                saver.finish()
             saved = False
             # Else after the next good step; a trial leaves none.
             if save_due and not (is_trial or state.skipped_in_a_row or result.diverged):
-                save_due, saved = False, save(training)
+                save_due, saved = False, saver.save(overlap=settings.async_checkpoints and not waits)
             if result.save_requested:
                 logger.info(f"SIGUSR1 at step {state.step}, {saved_or_not(saved, is_trial)}")
             divergence.check(state, over)
@@ -229,39 +236,69 @@ def evaluate(training: Training) -> bool:
     return is_over
 
 
-def save(training: Training) -> bool:
-    """Save a checkpoint, wait for the rank that writes it, and call the callbacks; the same answer on all ranks.
+class Saver:
+    """Saves the checkpoints of a training; all ranks call each method together."""
 
-    Returns:
-        Whether there is one; weights that are not finite are not saved.
-    """
-    run, learner, saved = training.run, training.learner, True
-    with phase(CHECKPOINT):
-        if run.ranks.rank == 0 or run.ranks.shards_student:
-            saved = run.folder.checkpoints.save(training.state, learner.model, learner.optimizer)
-    # Rank 0 may write for longer than the others wait in an exchange, and the end of one ends it too.
-    run.ranks.barrier()
-    saved = run.ranks.broadcast(saved)
-    for callback in training.callbacks if saved else ():
-        callback.at_checkpoint(run.folder.checkpoints.path_of(training.state.step))
-    return saved
+    def __init__(self, training: Training) -> None:
+        self.training, self.ranks, self.checkpoints = training, training.run.ranks, training.run.folder.checkpoints
+        self.writes = self.ranks.rank == 0 or self.ranks.shards_student
+        self._new: Path | None = None  # a checkpoint that the callbacks have not been called for
+
+    def save(self, overlap: bool) -> bool:
+        """Save a checkpoint, wait for the ranks that write it, and call the callbacks; the same answer on all ranks.
+
+        Args:
+            overlap: wait until it is copied, and leave the rest to the next `finish`.
+
+        Returns:
+            Whether there is one; weights that are not finite are not saved.
+        """
+        self.finish()
+        state, learner, saved = self.training.state, self.training.learner, True
+        with phase(CHECKPOINT):
+            if self.writes:
+                saved = self.checkpoints.save(state, learner.model, learner.optimizer, overlap)
+        # Rank 0 may write for longer than the others wait in an exchange, and the end of one ends it too.
+        self.ranks.barrier()
+        saved = self.ranks.broadcast(saved)
+        self._new = self.checkpoints.path_of(state.step) if saved else None
+        if not overlap:
+            self._call_callbacks()
+        return saved
+
+    def finish(self) -> None:
+        """Wait until the checkpoint that is being written, if there is one, is on the disk, and call the callbacks."""
+        if self._new is not None:
+            with phase(CHECKPOINT):
+                if self.writes:
+                    self.checkpoints.finish()
+            self.ranks.barrier()
+            self._call_callbacks()
+
+    def _call_callbacks(self) -> None:
+        folder, self._new = self._new, None
+        if folder is not None:
+            for callback in self.training.callbacks:
+                callback.at_checkpoint(folder)
 
 
 @contextmanager
-def saved_when_a_rank_is_lost(training: Training, signals: Signals) -> Iterator[None]:
-    """Rank 0 saves the last whole step of a training that has lost another rank: only the step under way is lost.
+def saved_on_the_way_out(training: Training, signals: Signals) -> Iterator[None]:
+    """Whatever ends a training, rank 0 first gives the checkpoint that is being written its name.
 
-    It needs no other rank where each holds all weights; and nothing of the step under way, as weights and state change
-    only after the last exchange of a step.
+    Where another rank is lost it also saves the last whole step: only the step under way is lost. It needs no other
+    rank where each holds all weights; and nothing of the step under way, as weights and state change only after the
+    last exchange of a step.
     """
     try:
         yield
-    except RankLost:
+    except BaseException as error:
         run, learner, state = training.run, training.learner, training.state
-        can_save = run.ranks.rank == 0 and not (run.ranks.shards_student or training.is_trial)
-        if can_save and state.step and not state.skipped_in_a_row:
-            run.folder.checkpoints.save(state, learner.model, learner.optimizer)
-            signals.received.clear()  # this process ends anyway, by the loss
+        if run.ranks.rank == 0 and not run.ranks.shards_student:
+            run.folder.checkpoints.finish()
+            if isinstance(error, RankLost) and state.step and not (state.skipped_in_a_row or training.is_trial):
+                run.folder.checkpoints.save(state, learner.model, learner.optimizer)
+                signals.received.clear()  # this process ends anyway, by the loss
         raise
 
 

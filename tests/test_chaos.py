@@ -15,7 +15,10 @@ from attacked import CASES, Ended, damage, distill, end, members, send, start, s
 from forked import Forked
 from job import TINY, library
 
-ENGINES = {"single": [], "ddp": ["backend=ddp", "backend.processes=2", "backend.timeout=60"]}
+ENGINES = {
+    "single": [],
+    "ddp": ["backend=ddp", "backend.processes=2", "backend.timeout=60", "train.async_checkpoints=true"],
+}
 STEPS = 60
 SETTINGS = [
     "corpus.sequence_length=32", "corpus.vocab_size=300", "corpus.heldout=0.2", "evaluate.sets=[heldout]",

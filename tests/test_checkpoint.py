@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +77,11 @@ def whole(tmp_path_factory: Any, tokenizer: Any, teacher: Any, rows: np.ndarray)
     return fit
 
 
-@pytest.mark.parametrize("step", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize(("step", "overlap"), [(1, False), (2, True), (3, False), (3, True), (4, True), (5, False)])
 def test_going_on_is_bitwise_the_same(
-    tmp_path: Path, tokenizer: Any, teacher: Any, rows: np.ndarray, whole: Fit, step: int
+    tmp_path: Path, tokenizer: Any, teacher: Any, rows: np.ndarray, whole: Fit, step: int, overlap: bool
 ) -> None:
-    first = make_fit(tmp_path, tokenizer, rows, teacher)
+    first = make_fit(tmp_path, tokenizer, rows, teacher, async_checkpoints=overlap)
     killed_after(first, step)
     # A new process knows nothing: other weights, another state of torch's generator.
     second = make_fit(tmp_path, tokenizer, rows, teacher, seed=99)
@@ -137,7 +138,8 @@ def test_all_that_a_state_holds_comes_back(saved: Fit, tmp_path: Path) -> None:
         step=7, tokens=1234, seconds=5.4321, skipped=3, skipped_in_a_row=2, losses=losses, overflows=1,
         first_losses={"soft": 3.5, "mlm": 0.25}, running_mean=1.125, spike_steps=4, last_good_step=3,
     )  # fmt: skip
-    saved.checkpoints.save(state, saved.model, saved.made)
+    for step, overlap in ((7, True), (8, False)):  # which waits for the one before
+        saved.checkpoints.save(replace(state, step=step), saved.model, saved.made, overlap)
     again = saved.checkpoints.load(saved.folder / "step-00000007", saved.model, saved.made)
     assert again == state
 
@@ -159,6 +161,7 @@ def test_only_the_newest_are_kept(tmp_path: Path, tokenizer: Any, rows: np.ndarr
 # --- kills ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(
     ("owner", "call", "number"),
     [
@@ -170,7 +173,7 @@ def test_only_the_newest_are_kept(tmp_path: Path, tokenizer: Any, rows: np.ndarr
     ],
 )
 def test_a_kill_while_saving_leaves_the_older_ones(
-    saved: Fit, monkeypatch: pytest.MonkeyPatch, owner: Any, call: str, number: int
+    saved: Fit, monkeypatch: pytest.MonkeyPatch, owner: Any, call: str, number: int, overlap: bool
 ) -> None:
     calls = []
 
@@ -184,7 +187,8 @@ def test_a_kill_while_saving_leaves_the_older_ones(
     with monkeypatch.context() as patch, pytest.raises(Kill):
         patch.setattr(owner, call, kill)
         saved.state.step = 4
-        saved.checkpoints.save(saved.state, saved.model, saved.made)
+        saved.checkpoints.save(saved.state, saved.model, saved.made, overlap)
+        saved.checkpoints.finish()
     newest = saved.checkpoints.newest()
     assert newest is not None and newest.name == "step-00000003"
     assert (saved.folder / ".step-00000004.new").is_dir(), "what a killed process leaves"
@@ -205,16 +209,17 @@ def test_all_is_on_the_disk_before_a_checkpoint_has_its_name(saved: Fit, monkeyp
     assert done == [*written, "named step-00000004", "checkpoints"]
 
 
-def train_for_long(folder: Path) -> None:
+def train_for_long(folder: Path, overlap: bool) -> None:
     torch.set_num_threads(1)
-    fit = make_fit(folder, tiny.make_tokenizer(), make_rows(20, shortest=5), make_model("bert", 1), epochs=3000)
-    fit.run()
+    rows, more = make_rows(20, shortest=5), {"epochs": 3000, "async_checkpoints": overlap}
+    make_fit(folder, tiny.make_tokenizer(), rows, make_model("bert", 1), **more).run()
 
 
 @pytest.mark.slow
-def test_kill_9_in_the_middle(tmp_path: Path, tokenizer: Any, rows: np.ndarray) -> None:
+@pytest.mark.parametrize("overlap", [False, True])
+def test_kill_9_in_the_middle(tmp_path: Path, tokenizer: Any, rows: np.ndarray, overlap: bool) -> None:
     """A real process, killed at any moment; the same settings go on to the weights of an undisturbed run."""
-    process = multiprocessing.get_context("spawn").Process(target=train_for_long, args=(tmp_path / "killed",))
+    process = multiprocessing.get_context("spawn").Process(target=train_for_long, args=(tmp_path / "killed", overlap))
     process.start()
     checkpoints = Checkpoints(tmp_path / "killed", 3, {}, Single(BackendConfig()))
     deadline = time.monotonic() + 120

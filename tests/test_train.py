@@ -122,7 +122,8 @@ def rank_trains(folder: Path) -> dict[str, Any]:
     ranks = join_ranks(BackendConfig(name="ddp", device="cpu"))
 
     def fit(name: str, dropout: float = 0.0, minutes: float | None = None, **more: Any) -> Fit:
-        settings = TrainConfig(batch_size=2, accumulate=2, epochs=None if minutes else 1, minutes=minutes)
+        saves = {"save_every": 1, "async_checkpoints": True} if dropout else {}
+        settings = TrainConfig(batch_size=2, accumulate=2, epochs=None if minutes else 1, minutes=minutes, **saves)
         teacher = make_model("bert", 4).requires_grad_(False)
         student = make_model("distilbert", 1, seed=5, dropout=dropout).train()
         return Fit(folder / name, tokenizer, rows, teacher, student, settings=settings, ranks=ranks, **more)
@@ -144,6 +145,7 @@ def rank_trains(folder: Path) -> dict[str, Any]:
         "dropout": weights_of(dropping.student),
         "losses": [line["loss/total"] for line in plain.logs],
         "collectives": collectives,
+        "saved": saved_steps(dropping),
         "times": times,
         "scores": scores,
         "timed": weights_of(timed.student),
@@ -192,6 +194,7 @@ def test_two_processes_train_and_score_as_one(fit: Make, teacher: Any, two_ranks
         found = rank["dropout" if dropout else "weights"]
         assert_close(found, weights_of(single.student), rtol=1e-4, atol=2e-6)
         assert_close(found, two_ranks[0]["dropout" if dropout else "weights"], rtol=0, atol=0)
+        assert rank["saved"] == [2, 3]
         if not dropout:
             scores = score(single, batch_size=32)
             assert rank["losses"] == pytest.approx([line["loss/total"] for line in single.logs], rel=1e-5)

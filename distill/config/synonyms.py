@@ -19,6 +19,7 @@ HERE = {
     "train.sequences_per_step": "global_batch_size",
     "train.accumulate": "gradient_accumulation_steps accumulate_grad_batches",
     "train.save_every": "save_steps",
+    "train.async_checkpoints": "async_mode async_save",
     "train.patience with train.keep_best": "early_stopping early_stopping_patience",
     "train.keep_best": "load_best_model_at_end",
     "train.workers": "num_workers dataloader_num_workers",

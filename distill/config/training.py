@@ -31,6 +31,9 @@ class TrainConfig(Settings):
     log_every: int = setting(1, "Steps between two lines of the log.", **IN_STEPS)
     save_every: int = setting(100, "Steps between two checkpoints; each evaluation writes one, too.", **IN_STEPS)
     keep: int = setting(2, "Newest checkpoints kept, besides the newest that has proved good.", ge=1, le=1_000_000)
+    async_checkpoints: bool = setting(
+        False, "Write them in a thread while training goes on, from a copy in the host's memory."
+    )
     snapshots: list[Annotated[int, Strict(), Field(ge=1, le=STEPS)]] | None = setting(
         None, "Steps after which the student is kept in snapshots/step-N, which loads like student/.", unit="steps"
     )

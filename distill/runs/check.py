@@ -21,7 +21,7 @@ from distill.runtime.signals import ALL
 from distill.runtime.users_code import is_users
 from distill.tasks import find_task, task_of
 
-MOST_TERMS = (MAX_STATS - 2 - len(ALL)) // 2  # whose sums and counts travel as `StepStats` with the gradients
+MOST_TERMS = (MAX_STATS - 3 - len(ALL)) // 2  # whose sums and counts travel as `StepStats` with the gradients
 
 
 def check(config: Config, folder: Path | None = None) -> None:

@@ -6,12 +6,15 @@ it holds a file's bytes in memory once more, and its ranks wait in a collective 
 are its state dicts of optimizers, for which an optimizer without a state takes a step.
 """
 
+import copy
 import json
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +51,8 @@ RECORD, SUFFIX = "state.json", ".safetensors"
 STEMS = ("model", "optimizer")  # of the files with the weights, and with the state of the optimizer
 HISTORY = "history.jsonl"  # in the folder of the run: a line for each evaluation
 
+Parts = dict[str, tuple[Tensor, Sequence[int]]]  # what a rank writes of tensors by name, and where that begins in each
+
 
 class Checkpoints:
     """The folder `checkpoints/` of a run.
@@ -61,6 +66,9 @@ class Checkpoints:
         self.folder, self.keep, self.identity, self.ranks = folder, keep, identity, ranks
         self._kept: dict[str, Any] = {"precision": {}, "layers": None, "began_from": None}
         self._choice: Best | None = None
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        # What the thread writes, and what gives that its name.
+        self._under_way: tuple[Future[dict[str, str]], Callable[[], None]] | None = None
 
     def begin(self, choice: Best | None = None, **kept: Any) -> None:
         """Take in what is known once a run is about to train.
@@ -86,18 +94,22 @@ class Checkpoints:
     def path_of(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"
 
-    def save(self, state: State, model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
+    def save(self, state: State, model: nn.Module, optimizer: torch.optim.Optimizer, overlap: bool = False) -> bool:
         """Write all that is trained, flush it to the disk, rename: a kill at any moment leaves the older ones whole.
 
         The newest one that a later loss has shown to be good stays, however many others follow it. All ranks that save
         call it, and get the same answer or error.
 
+        Args:
+            overlap: come back once all is copied to the host's memory; a thread writes it, `finish` gives it its name.
+
         Returns:
-            Whether it is there: weights that are not finite are not written, as no run could resume from them.
+            Whether it is or will be there: no run could resume from weights that are not finite, so none are written.
 
         Raises:
-            StorageFailed: there is no room for it.
+            StorageFailed: there is no room for it, or the one before could not be written.
         """
+        self.finish()
         weights, final = model_tensors(model), self.path_of(state.step)
         new = final.with_name(f".{final.name}.new")
         found = self._on_each(lambda: [weights_are_finite(weights), final.exists()])
@@ -107,9 +119,33 @@ class Checkpoints:
             return True
         slots, numbers = optimizer_state(model, optimizer)
         self._on_first(lambda: self._make_room(new, {**weights, **slots}))
-        shards = self._on_each(lambda: self._write_shards(new, weights, slots))
-        self._on_first(lambda: self._publish(new, state, numbers, shards))
+        shards = [parts_of(tensors, self.ranks.rank == 0) for tensors in (weights, slots)]
+        if overlap:
+            writing = self._thread.submit(self._write_shards, new, copied_to_host(shards))
+            self._under_way = writing, partial(self._complete, new, copy.deepcopy(state), numbers, writing.result)
+        else:
+            self._complete(new, state, numbers, lambda: self._write_shards(new, shards))
         return True
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether the thread of this rank is still at a checkpoint."""
+        return self._under_way is not None and not self._under_way[0].done()
+
+    def finish(self) -> None:
+        """Wait for the checkpoint that is being written, if there is one, and give it its name.
+
+        All ranks that save call it together: the thread exchanges nothing with other ranks, as its messages would mix
+        with those of the training. Raises StorageFailed as `save` does.
+        """
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way[1]()
+
+    def _complete(self, new: Path, state: State, numbers: dict[str, Any], write: Callable[[], dict[str, str]]) -> None:
+        """Let each rank write its files, or wait for them, and give the checkpoint its name once all are there."""
+        shards = self._on_each(write)
+        self._on_first(lambda: self._publish(new, state, numbers, shards))
 
     def _make_room(self, new: Path, tensors: dict[str, Tensor]) -> None:
         """Remove what was left half-written. Raises StorageFailed where there is no room for a checkpoint of these."""
@@ -122,13 +158,13 @@ class Checkpoints:
         for half_written in self.folder.glob(".step-*.new"):
             remove(half_written)
 
-    def _write_shards(self, new: Path, weights: dict[str, Tensor], slots: dict[str, Tensor]) -> dict[str, str]:
+    def _write_shards(self, new: Path, shards: Sequence[Parts]) -> dict[str, str]:
         """Write and flush what this rank writes of weights and optimizer; gives the digests of its files by name."""
         rank, size = (self.ranks.rank, self.ranks.size) if self.ranks.shards_student else (0, 1)
         which = "" if size == 1 else f"-{rank + 1:05d}-of-{size:05d}"
         names = [f"{stem}{which}{SUFFIX}" for stem in STEMS]
-        for name, tensors in zip(names, (weights, slots), strict=True):
-            write_shard(new / name, tensors, first=rank == 0)
+        for name, parts in zip(names, shards, strict=True):
+            write_shard(new / name, parts)
             flush_to_disk(new / name)
         return digests(new, names)
 
@@ -260,20 +296,41 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in {**dict(model.named_parameters()), **buffers}.items()}
 
 
-def write_shard(path: Path, tensors: dict[str, Tensor], first: bool) -> None:
-    """Write this rank's parts of tensors; `first`: and those that are not sharded, which one rank writes for all."""
-    parts, offsets = {}, {}
+def parts_of(tensors: dict[str, Tensor], first: bool) -> Parts:
+    """This rank's parts of tensors; `first`: and those that are not sharded, which one rank writes for all."""
+    parts: Parts = {}
     for name, tensor in tensors.items():
         part, begin = tensor, (0,) * tensor.ndim
         if isinstance(tensor, DTensor):
             _, begin = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
             part = tensor.to_local()
         if first or (isinstance(tensor, DTensor) and part.numel() and is_first_replica(tensor)):
-            part = part.detach().cpu().contiguous()
-            is_view = part.untyped_storage().nbytes() != part.nbytes  # safetensors writes no part of a larger tensor
-            parts[name] = part.clone() if is_view else part
-            offsets[name] = {"saved_offsets": list(begin)}
-    save_file(parts, path, {"format": "pt", "DCP_SHARDING_INFO": json.dumps(offsets)})  # the names that DCP reads
+            parts[name] = part.detach(), begin
+    return parts
+
+
+def copied_to_host(shards: Sequence[Parts]) -> list[Parts]:
+    """Copies that no later step changes; those from a GPU are all under way before the one wait, to pinned memory."""
+    copies: list[Parts] = []
+    for parts in shards:
+        copies.append({})
+        for name, (part, begin) in parts.items():
+            host = torch.empty(part.shape, dtype=part.dtype, pin_memory=part.is_cuda)
+            copies[-1][name] = host.copy_(part, non_blocking=True), begin
+    for device in {part.device for parts in shards for part, _ in parts.values() if part.is_cuda}:
+        torch.cuda.synchronize(device)
+    return copies
+
+
+def write_shard(path: Path, parts: Parts) -> None:
+    """Write a file that DCP reads, whatever device the parts are on."""
+    tensors = {}
+    for name, (part, _) in parts.items():
+        host = part.cpu().contiguous()
+        is_view = host.untyped_storage().nbytes() != host.nbytes  # safetensors writes no part of a larger tensor
+        tensors[name] = host.clone() if is_view else host
+    offsets = {name: {"saved_offsets": list(begin)} for name, (_, begin) in parts.items()}
+    save_file(tensors, path, {"format": "pt", "DCP_SHARDING_INFO": json.dumps(offsets)})  # the names that DCP reads
 
 
 def stored_tensors(folder: Path) -> dict[str, Tensor]:

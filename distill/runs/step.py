@@ -31,19 +31,20 @@ class StepStats(NamedTuple):
     sums: list[float]  # of each term over the step, [T]
     next_counts: list[float]  # of the next window, [T + 1]
     requests: list[float]  # how many ranks have received each signal, in the order of `signals.ALL`
+    num_writing: float  # how many ranks still write a checkpoint of an earlier step
     clock: float  # seconds of training on rank 0; the other ranks add 0
 
     @staticmethod
-    def pack(sums: Tensor, next_counts: Tensor, requests: Sequence[float], clock: float) -> Tensor:
-        """This rank's numbers as one vector, on the device of `sums`: [2 T + 1 + len(ALL) + 1]."""
-        numbers = torch.tensor([*next_counts.tolist(), *requests, clock], dtype=sums.dtype)
+    def pack(sums: Tensor, next_counts: Tensor, requests: Sequence[float], is_writing: bool, clock: float) -> Tensor:
+        """This rank's numbers as one vector, on the device of `sums`: [2 T + 1 + len(ALL) + 2]."""
+        numbers = torch.tensor([*next_counts.tolist(), *requests, is_writing, clock], dtype=sums.dtype)
         return torch.cat([sums, numbers.to(sums.device, non_blocking=True)])
 
     @classmethod
     def unpack(cls, values: list[float], num_terms: int) -> "StepStats":
         """The vector of `pack` after the exchange, by name; `num_terms` is T."""
         end = 2 * num_terms + 1
-        return cls(values[:num_terms], values[num_terms:end], values[end:-1], values[-1])
+        return cls(values[:num_terms], values[num_terms:end], values[end:-2], *values[-2:])
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class StepResult:
         over: whether the run ends with this step.
         stop: the signal that ends the run after this step.
         save_requested: whether a signal has requested a checkpoint.
+        writing: whether any rank still writes a checkpoint of an earlier step.
         diverged: why the run ends as one that has diverged.
     """
 
@@ -84,6 +86,7 @@ class StepResult:
     over: bool
     stop: int | None
     save_requested: bool
+    writing: bool
     diverged: str = ""
 
     @property
@@ -114,4 +117,7 @@ class Callback:
         """Called after the student was scored; once more for the same step after a resume from its checkpoint."""
 
     def at_checkpoint(self, folder: Path) -> None:
-        """Called after a checkpoint was written into `folder`; `train.keep` says how long it stays."""
+        """Called once a checkpoint is whole in `folder`, with `train.async_checkpoints` some steps after its own.
+
+        `train.keep` says how long it stays.
+        """

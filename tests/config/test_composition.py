@@ -177,7 +177,7 @@ def test_more_losses_than_travel_with_the_gradients_are_refused() -> None:
         check(make(**further, one={"kind": "mlm", "weight": 1.0}))
     assert error.value.setting == "objective" and str(MOST_TERMS) in str(error.value)
     counts = torch.zeros(MOST_TERMS + 1)
-    assert len(StepStats.pack(counts[1:], counts, [0.0] * len(ALL), 0.0)) <= MAX_STATS
+    assert len(StepStats.pack(counts[1:], counts, [0.0] * len(ALL), False, 0.0)) <= MAX_STATS
 
 
 @pytest.mark.parametrize("setting", ["optimizer.betaz", "schedule.powre", "objective.soft.wieght"])

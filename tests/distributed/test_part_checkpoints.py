@@ -26,6 +26,7 @@ from distill.runs import checkpoint
 from distill.runs.checkpoint import Checkpoints
 from distill.runs.state import State
 from distill.runtime.errors import Damaged, StorageFailed
+from distill.runtime.files import remove
 
 ROUNDING = {"rtol": 1e-5, "atol": 1e-5}  # AdamW divides by what may be small
 STEPS = [f"step-0000000{number}" for number in (1, 2, 3, 4)]
@@ -38,10 +39,10 @@ MOMENTS: list[tuple[Any, str, int, bool]] = [
 ]
 
 
-def make(folder: Path, ranks: Any = None) -> Any:
+def make(folder: Path, ranks: Any = None, **settings: Any) -> Any:
     """A training of 4 steps, of 12 and of 6 rows in turns, whatever the number of ranks."""
     shape = {"batch_size": 12, "accumulate": 1} if ranks is None else {"batch_size": 1, "accumulate": 12 // ranks.size}
-    return fit_of(folder, "adamw", ranks, epochs=2, **shape)
+    return fit_of(folder, "adamw", ranks, epochs=2, **shape, **settings)
 
 
 def goes_on(fit: Any, start: Path, folder: Path) -> dict[str, torch.Tensor]:
@@ -71,7 +72,7 @@ def killed_at(owner: Any, name: str, number: int) -> Iterator[None]:
         yield
 
 
-def check_saves(ranks: Any, fit: Any) -> None:
+def check_saves(ranks: Any, fit: Any, overlap: bool) -> None:
     """A save that fails or is killed leaves the other checkpoints and nothing that is taken for one."""
 
     def names() -> list[str]:
@@ -82,7 +83,9 @@ def check_saves(ranks: Any, fit: Any) -> None:
 
     def save(step: int) -> bool:
         fit.state.step = step
-        return bool(fit.checkpoints.save(fit.state, fit.model, fit.made))
+        is_saved = bool(fit.checkpoints.save(fit.state, fit.model, fit.made, overlap))
+        fit.checkpoints.finish()
+        return is_saved
 
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     if ranks.rank == 1:  # whose disk is full
@@ -99,6 +102,8 @@ def check_saves(ranks: Any, fit: Any) -> None:
         assert len(names()) == 5, "the moment was one inside of save"
         assert [path.name for path in fit.checkpoints.saved()] == STEPS
     assert save(5) and names() == [*STEPS, "step-00000005"]
+    if ranks.rank == 0:
+        remove(fit.checkpoints.path_of(5))
 
 
 def on_a_rank(folder: Path) -> dict[str, Any]:
@@ -106,10 +111,11 @@ def on_a_rank(folder: Path) -> dict[str, Any]:
     ranks = join_ranks(BackendConfig(name="fsdp", device="cpu", timeout=60.0))
     found: dict[str, Any] = {}
     if ranks.size == 2:
-        fit = make(folder / "parts", ranks)
+        fit = make(folder / "parts", ranks, async_checkpoints=True)
         fit.run()
         found["from the start"] = weights(fit)
-        check_saves(ranks, fit)
+        for overlap in (True, False):
+            check_saves(ranks, fit, overlap)
     for kind in ("plain", "parts")[: ranks.size - 1]:
         start, elsewhere = folder / kind / STEPS[0], folder / f"{kind}{ranks.size}"
         found[f"from {kind}"] = goes_on(make(elsewhere / "unused", ranks), start, elsewhere)

@@ -207,6 +207,8 @@ SAVES = [step(checkpoint=1.0 if place % 10 == 0 else 0.0) for place in range(STE
         (each(QUICK, QUICK, SLOW, QUICK), "slow rank", 0.06 / 0.161, "rank 2 on host2"),
         # A second in every tenth step of 100 ms: half of the time. These steps are typical ones otherwise.
         (run(rank(0, SAVES), checkpoints={"train.save_every": 10}), "checkpoints", 0.5, "train.save_every=40"),
+        (run(rank(0, SAVES)), "checkpoints", 0.5, "set train.async_checkpoints=true, or"),
+        (run(rank(0, SAVES), async_checkpoints=True), "checkpoints", 0.5, "set train.save_every=400"),
     ],
 )
 def test_a_bottleneck_is_named_with_what_helps(profile: Profile, rule: str, lost: float, words: str) -> None:

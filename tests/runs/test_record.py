@@ -96,7 +96,7 @@ def test_a_text_of_the_same_name_in_a_parent_folder_is_another_one(tmp_path: Pat
 RESULT = StepResult(
     step=3, epoch=1.5, tokens=60, sums={"soft": 3.0, "mlm": 4.0}, counts={"soft": 2.0, "mlm": 1.0, "tokens": 20.0},
     weights={"soft": 5.0, "mlm": 2.0}, rank_sums=torch.tensor([[1.0, 4.0], [2.0, 0.0]]), lr=1e-3, grad_norm=1.5,
-    loss_scale=None, seconds=0.5, data_wait=0.1, over=False, stop=None, save_requested=False,
+    loss_scale=None, seconds=0.5, data_wait=0.1, over=False, stop=None, save_requested=False, writing=False,
 )  # fmt: skip
 
 
@@ -104,11 +104,12 @@ RESULT = StepResult(
 def test_the_sum_of_what_the_ranks_pack_has_the_sums_of_all_by_name(num_terms: int) -> None:
     counts = torch.arange(num_terms + 1, dtype=torch.float64) * 1000 + 16_000_001.0 / 2
     requests, sums = [float(number) for number in range(len(ALL))], [torch.full((num_terms,), 0.25 * n) for n in (0, 1)]
-    ranks = [StepStats.pack(own, counts, requests, clock) for own, clock in zip(sums, (12.5, 0.0), strict=True)]
-    assert ranks[0].dtype == torch.float32 and ranks[0].shape == (2 * num_terms + 1 + len(ALL) + 1,)
+    more = ((True, 12.5), (False, 0.0))  # rank 0 writes, and has the clock
+    ranks = [StepStats.pack(own, counts, requests, *last) for own, last in zip(sums, more, strict=True)]
+    assert ranks[0].dtype == torch.float32 and ranks[0].shape == (2 * num_terms + 1 + len(ALL) + 2,)
     stats = StepStats.unpack((ranks[0] + ranks[1]).tolist(), num_terms)
     assert stats.sums == [0.25] * num_terms and stats.next_counts == (2 * counts.float()).tolist()
-    assert stats.requests == [2 * number for number in requests] and stats.clock == 12.5
+    assert stats.requests == [2 * number for number in requests] and (stats.num_writing, stats.clock) == (1, 12.5)
 
 
 def test_losses_are_means_over_positions_and_a_step_is_finite_where_they_and_the_gradient_are() -> None:

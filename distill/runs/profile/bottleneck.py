@@ -48,6 +48,7 @@ class RunSettings:
     sync: str = "window"
     compression: str = "none"
     workers: int = 1
+    async_checkpoints: bool = False
 
 
 class Times:
@@ -143,7 +144,10 @@ def slow_rank(times: Times, ranks: Sequence[RankProfile]) -> Finding | None:
 def slow_checkpoints(times: Times, settings: RunSettings) -> Finding:
     lost = times.of(CHECKPOINT).sum(1).max() / times.whole.sum()
     name, every = min(settings.checkpoints.items(), key=lambda item: item[1])
-    return _finding("checkpoints", lost, f"checkpoints take {lost:.0%} of the time: set {name}={4 * every}.")
+    cure = f"{name}={4 * every}"
+    if name == "train.save_every" and not settings.async_checkpoints:
+        cure = f"train.async_checkpoints=true, or {cure}"
+    return _finding("checkpoints", lost, f"checkpoints take {lost:.0%} of the time: set {cure}.")
 
 
 def small_micro_batches(times: Times, settings: RunSettings, samples: dict[str, list[float]]) -> Finding | None:
@@ -178,8 +182,9 @@ def gather_profile(profile: Recorder | None, run: Run) -> Profile | None:
     saves = {"train.save_every": config.train.save_every} | ({} if every is None else {"evaluate.every_steps": every})
     backend, threads = config.backend, run.data.batches.threads
     settings = RunSettings(
-        shape.batch_size, shape.micro_batches, saves, backend.sync, backend.compression, workers=threads
-    )
+        shape.batch_size, shape.micro_batches, saves, backend.sync, backend.compression, threads,
+        config.train.async_checkpoints,
+    )  # fmt: skip
     found = summary(ranks, settings)
     if run.ranks.rank == 0:
         content = {"ranks": [asdict(each) for each in ranks], "settings": asdict(settings)}
