@@ -95,7 +95,7 @@ class GradientSync:
             reduced.zero_()
             if stats is not None:
                 reduced[:count] = stats
-            reduced[-1] = 1  # "this rank has no further micro-batch": counts the ranks that are through
+            reduced[-1:].fill_(1)  # "this rank has no further micro-batch": counts the ranks that are through
             self._exchange()
             # Ranks may have fewer micro-batches than others; with sync=every they go along until all are through.
             if self.ranks.settings.sync == "window" or int(reduced[-1]) == self.ranks.size:

@@ -121,7 +121,7 @@ def clip_gradients(model: nn.Module, largest: float | None) -> torch.Tensor:
         squares = torch.nn.utils.get_total_norm([local(gradient) for gradient in sharded]).square()
         dist.all_reduce(squares)
         squares /= replicas(sharded[0])
-        norm = (norm.to(squares).square() + squares).sqrt()
+        norm = (norm.to(squares, non_blocking=True).square() + squares).sqrt()
     if largest is not None:
         factor = (largest / (norm + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_([local(gradient) for gradient in gradients], factor)

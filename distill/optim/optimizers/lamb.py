@@ -124,7 +124,7 @@ def _over_ranks(norms: Tensor, weights: list[Tensor]) -> Tensor:
     sharded = [isinstance(weight, DTensor) for weight in weights]
     if not any(sharded):
         return norms
-    is_sharded = torch.tensor(sharded, device=norms.device)
+    is_sharded = torch.tensor(sharded).to(norms.device, non_blocking=True)
     squares = norms.square() * is_sharded
     dist.all_reduce(squares)  # between all ranks
     squares /= next(replicas(weight) for weight in weights if isinstance(weight, DTensor))
