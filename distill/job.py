@@ -27,13 +27,13 @@ from distill.runs.facts import Best
 from distill.runs.identity import run_identity, set_digests
 from distill.runs.learning import FrozenTeachers, make_learner
 from distill.runs.outcome import complete_record
-from distill.runs.pair import load_teachers, make_pair, search_layers
+from distill.runs.pair import find_start, load_teachers, make_pair
 from distill.runs.periodic_evaluation import PeriodicEvaluation, check_best
 from distill.runs.profile.bottleneck import gather_profile, recorder
 from distill.runs.record import Record
 from distill.runs.run import Run
 from distill.runs.run_folder import RunFolder
-from distill.runs.setup import layers_are_open, resolve_auto
+from distill.runs.setup import resolve_auto, start_is_open
 from distill.runs.term_losses import loss_evaluator
 from distill.runs.tokenizers import refuse_tokens_beyond
 from distill.runtime.progress import configure_logging
@@ -138,9 +138,9 @@ def make_run(config: Config, folder: RunFolder) -> Run:
     check_best(config, steps, data.batches.steps_per_epoch)
     digests = {**pair.digests, "corpus": data.tokens.digest}
     identity = run_identity(config, digests, data.batches, steps, data.sets)
-    if layers_are_open(config.student):
-        config, layers = search_layers(config, task, teachers, data.batches, ranks)
-        pair = make_pair(config, task, terms, teachers, layers, ranks)
+    if start_is_open(config.student):
+        config, layers, refitted = find_start(config, task, teachers, layers, data.batches, ranks)
+        pair = make_pair(config, task, terms, teachers, layers, ranks, refitted)
     baseline = find_baseline(config, identity, steps, terms)
     objective = make_objective(config, pair.terms, data.batches, steps, pair.vocabulary, ranks)
     return Run(config, formats, task, pair, data, objective, identity, baseline, folder, ranks)

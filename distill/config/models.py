@@ -17,7 +17,7 @@ LAYERS = ("auto", "every_second", "even", "first")  # what chooses layers of the
 # The values of `student.init` that read a setting; all others read it, too.
 READ_BY: dict[str, tuple[str, ...]] = {
     "architecture": ("layers", *NEW),
-    **dict.fromkeys(("layers", "num_layers", "search_seconds"), ("layers",)),
+    **dict.fromkeys(("layers", "num_layers", "search_seconds", "refit"), ("layers",)),
     **dict.fromkeys(("path", "trust_remote_code"), ("pretrained",)),
 }
 
@@ -136,6 +136,10 @@ class StudentConfig(Part):
     # With it the layers depend on how fast the machine is; the same settings find the same ones without.
     search_seconds: float | None = setting(
         None, "The longest search of layers=auto; null: no limit.", unit="seconds", ge=1, le=1e6
+    )
+    # `auto` refits causal students of families that are known.
+    refit: bool | Literal["auto"] = setting(
+        False, "Fit blocks before missing layers to the teacher's states, by least squares: true, false or auto."
     )
     path: LocalPath | None = setting(None, "Folder of a model or run, or name on the Hub; weights for a callable.")
     trust_remote_code: bool = setting(False, "Let transformers run code of the model's repository.")

@@ -85,22 +85,28 @@ def continue_prompts(model: Any, prompts: Sequence[np.ndarray], scoring: Scoring
     config = GenerationConfig(
         max_new_tokens=count, do_sample=True, temperature=TEMPERATURE, top_k=0, eos_token_id=end, pad_token_id=0
     )
-    written, own = [], model.generation_config
+    written = []
+    for number, prompt in enumerate(prompts):
+        ids = scoring.collator.collate(prompt[None], np.zeros(1, np.uint64), np.arange(1)).ids.to(device)
+        tokens = draw(model, ids, config, SEED + number)[0, ids.shape[1] :].tolist()
+        written.append(tokens[: tokens.index(end)] if end in tokens else tokens)
+    return written
+
+
+def draw(model: Any, ids: torch.Tensor, config: GenerationConfig, seed: int) -> torch.Tensor:
+    """ids [B, S] with what a transformers model writes behind them, by `config` alone and none of the model's own."""
+    own, device = model.generation_config, ids.device
     model.generation_config = GenerationConfig()  # from which what `config` leaves out is read
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            for number, prompt in enumerate(prompts):
-                torch.manual_seed(SEED + number)
-                ids = scoring.collator.collate(prompt[None], np.zeros(1, np.uint64), np.arange(1)).ids.to(device)
-                # This rank alone draws, also from a sharded model.
-                output = model.generate(
-                    ids, attention_mask=torch.ones_like(ids), generation_config=config, synced_gpus=False
-                )
-                tokens = output[0, ids.shape[1] :].tolist()
-                written.append(tokens[: tokens.index(end)] if end in tokens else tokens)
+            torch.manual_seed(seed)
+            # This rank alone draws, also from a sharded model.
+            drawn: torch.Tensor = model.generate(
+                ids, attention_mask=torch.ones_like(ids), generation_config=config, synced_gpus=False
+            )
+            return drawn
     finally:
         model.generation_config = own
-    return written
 
 
 def text_of(tokens: Sequence[int] | np.ndarray, tokenizer: PreTrainedTokenizerBase) -> str:

@@ -26,7 +26,7 @@ SHARED = ("corpus.digest", "corpus.num_sequences", "corpus.order", "train.sequen
 WITHOUT_TEACHER = {"mlm_sop": "albert"}
 # Settings that a baseline may have otherwise; the report names those that differ and concludes nothing. Where only the
 # learning rate differs it gives one: each learns best at another, and a baseline at the student's flatters the teacher.
-KEEP_BEST = "train.keep_best"
+KEEP_BEST, REFIT = "train.keep_best", "student.refit"
 TUNED = (
     "optimizer.",
     "schedule.",
@@ -95,7 +95,7 @@ def check_baseline(
     """
     found = [f"it learned from a teacher ({', '.join(baseline.objective.terms)})"] if baseline.teacher else []
     before, now = _comparable(baseline.identity), _comparable(identity)
-    names = [name for name in sorted({*before, *now}) if name.startswith("student.")]
+    names = [name for name in sorted({*before, *now}) if name.startswith("student.") and name != REFIT]
     if AUTO in (before.get("student.layers"), config.compared.get("student", {}).get("layers")):
         # The numbers count, which this run knows only if none has searched for its own.
         names = [name for name in names if name not in ("student.layers", "student.num_layers")]
@@ -133,7 +133,7 @@ def _remarks(config: Config, baseline: Record, now: Identity, terms: Mapping[str
     """What keeps the comparison from being about the teacher alone."""
     before = baseline.identity
     tuned = [name for name in now if name.startswith(TUNED) and name in before and name != LEARNING_RATE]
-    differing = [text for name in (*tuned, KEEP_BEST) if (text := difference(name, before, now))]
+    differing = [text for name in (*tuned, KEEP_BEST, REFIT) if (text := difference(name, before, now))]
     labels, names = [name for name, term in terms.items() if not term.needs_teacher], list(baseline.objective.terms)
     if labels and names and sorted(labels) != sorted(names):
         differing.append(

@@ -167,6 +167,24 @@ class LayerSearch(Part):
     stopped: bool = field(False, "Whether `student.search_seconds` ended the search.")
 
 
+class RefittedBlock(Part):
+    """Relative errors are roots of the mean square of (what it gives - the teacher's state) / the state's size."""
+
+    block: int | None = field(None, "Of the student.")
+    layer: int | None = field(None, "The teacher's layer whose input it is to give; its depth: the last state.")
+    before: float | None = field(None, "Relative error of the copy.")
+    after: float | None = field(None, "Relative error on the same positions after the refit.")
+
+
+class Refit(Part):
+    """What `student.refit` did before the first step."""
+
+    blocks: list[RefittedBlock] = field([], "What was refitted, in order.")
+    tokens: int | None = field(None, "Of the sequences that it was fitted on.")
+    written: int | None = field(None, "How many of them the teacher wrote.")
+    seconds: float | None = field(None, "How long it took; not part of the training's.")
+
+
 class Start(Part):
     """What the student was before its first step."""
 
@@ -176,6 +194,7 @@ class Start(Part):
     layers: list[Any] = sparse([], "Layers of the teacher.")
     new_head: bool | None = sparse(None, "True where the teacher had not been fine-tuned for the task.")
     search: LayerSearch | None = sparse(None, "How `student.layers=auto` has found them.")
+    refit: Refit | None = sparse(None, "What `student.refit` has changed in them.")
 
 
 class Student(Model):

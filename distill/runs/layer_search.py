@@ -128,7 +128,7 @@ def find_layers(
         return {"layers": choose_layers(AUTO, count, available)}
 
     def search() -> dict[str, Any]:
-        whole_teacher = on_device(teacher, ranks)
+        whole_teacher = on_device(teacher, ranks, "student.layers", AUTO, "name the layers, such as first")
         tokens = CAUSAL_TOKENS if prediction.label == Clm.task else TOKENS
         num_sequences = max(LEAST_SEQUENCES, tokens // batches.sequences.shape[1])
         if math.comb(available, count) > MOST_SUBSETS:
@@ -148,13 +148,13 @@ def find_layers(
     return found
 
 
-def on_device(teacher: Any, ranks: Ranks) -> Any:
+def on_device(teacher: Any, ranks: Ranks, setting: str, value: Any, cure: str) -> Any:
     """The whole teacher on this rank's device, in fp32, as it is loaded where nothing is sharded.
 
     One that is yet to be sharded stays where it is and in its format, and this is a copy.
 
     Raises:
-        SettingError: the device has no room for it.
+        SettingError: the device has no room for it, as that setting needs it.
     """
     if not ranks.shards:
         return teacher.to(ranks.device)
@@ -165,10 +165,8 @@ def on_device(teacher: Any, ranks: Ranks) -> Any:
         }
         return deepcopy(teacher, dict(memo)).to(ranks.device)
     except torch.cuda.OutOfMemoryError:
-        raise SettingError(
-            "student.layers=auto scores layers of the whole teacher on one device, which has no room for it: name the "
-            "layers, such as student.layers=first"
-        ) from None
+        problem = "it needs the whole teacher on one device, which has no room for it"
+        raise SettingError(problem, setting=setting, value=value, cure=cure) from None
 
 
 def search_layers(available: int, count: int, score: Losses, seconds: float | None = None) -> LayerSearch:

@@ -3,10 +3,13 @@
 import copy
 import hashlib
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from distill.config.component import Component
@@ -25,7 +28,8 @@ from distill.models.teacher import teacher_path
 from distill.objective.build import bind_terms
 from distill.objective.terms import Term, VocabularyTerm
 from distill.runs.layer_search import Prediction, find_layers
-from distill.runs.setup import layers_are_open, shard_models, with_layers
+from distill.runs.refit import refit_student
+from distill.runs.setup import layers_are_open, shard_models, start_is_open, with_layers, without_refit
 from distill.runs.tokenizers import (
     add_ends_of_answers,
     check_across_tokenizers,
@@ -69,10 +73,10 @@ class Pair(Teachers):
     """The teachers of a run with its student as it starts, on this rank.
 
     Attributes:
-        student: None while its layers are still to be chosen.
+        student: None while its layers are still to be chosen, or blocks of it to be refitted.
         kind: of the student.
         terms: of the loss, fitted to these models.
-        layers: that student.layers=auto has chosen, and how; for layers.json.
+        layers: that student.layers=auto has chosen, and how, and as `refit` what student.refit did; for layers.json.
         skeleton: the student without its weights, where these are sharded over ranks.
         trained_head: whether the student's head was trained, by a loss or before the run.
     """
@@ -146,24 +150,33 @@ def load_teachers(config: Config, task: Task, terms: dict[str, Term], ranks: Ran
 
 
 def make_pair(
-    config: Config, task: Task, terms: dict[str, Term], teachers: Teachers, layers: dict[str, Any] | None, ranks: Ranks
+    config: Config,
+    task: Task,
+    terms: dict[str, Term],
+    teachers: Teachers,
+    layers: dict[str, Any] | None,
+    ranks: Ranks,
+    refitted: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> Pair:
     """The teachers with the student as it starts, and the losses fitted to them; sharded where the ranks shard them.
 
-    While the student's layers are still to be chosen all stays whole, and the pair only shows, before the text is read,
+    While the student's start is still to be found all stays whole, and the pair only shows, before the text is read,
     whether such a student fits.
 
     Args:
         layers: as `Pair` has them.
+        refitted: weights of the student, by name, that are not the teacher's.
 
     Raises:
         SettingError: it does not.
     """
     reads_head = not all(term.needs_teacher and term.across_tokenizers for term in terms.values())
     student = new_student(config, task, teachers, ranks, reads_head)
+    if refitted:
+        student.load_state_dict(refitted, strict=False, assign=True)  # some of its tensors may be the teacher's own
     digests, skeleton = teachers.digests | _digests_of_student(config, student), None
-    searches = layers_are_open(config.student)
-    if not searches:
+    is_open = start_is_open(config.student)
+    if not is_open:
         kinds = task.teacher_kind(config.student), task.kind
         skeleton = shard_models(ranks, teachers.teachers, student, kinds, config.corpus.sequence_length)
     elif ranks.shards_student:
@@ -181,7 +194,7 @@ def make_pair(
     fitted = bind_terms(terms, student, teachers.first)
     return Pair(
         **(vars(teachers) | {"digests": digests}),
-        student=None if searches else student,
+        student=None if is_open else student,
         kind=task.kind,
         terms=fitted,
         layers=layers,
@@ -210,13 +223,23 @@ def new_student(config: Config, task: Task, teachers: Teachers, ranks: Ranks, re
     return student
 
 
-def search_layers(
-    config: Config, task: Task, teachers: Teachers, batches: Batches, ranks: Ranks
-) -> tuple[Config, dict[str, Any]]:
-    """The settings with the layers that `find_layers` finds, and these as `Pair` has them; all ranks call it."""
-    prediction = Prediction(task.kind, task.labels[0], teachers.vocabulary, config.precision.student)
-    layers = find_layers(config.student, teachers.first, prediction, batches, ranks)
-    return with_layers(config, layers), layers
+def find_start(
+    config: Config, task: Task, teachers: Teachers, layers: dict[str, Any] | None, batches: Batches, ranks: Ranks
+) -> tuple[Config, dict[str, Any] | None, dict[str, Tensor]]:
+    """Find on text what `start_is_open` names: the settings without it, layers as `Pair` has them, refitted weights.
+
+    All ranks call it.
+    """
+    if layers_are_open(config.student):
+        prediction = Prediction(task.kind, task.labels[0], teachers.vocabulary, config.precision.student)
+        layers = find_layers(config.student, teachers.first, prediction, batches, ranks)
+        config = with_layers(config, layers)
+    if not config.student.refit:
+        return config, layers, {}
+    found, weights = refit_student(config, task.kind, teachers.first, teachers.tokenizer, batches, ranks)
+    if found:
+        layers = (layers or {}) | found
+    return without_refit(config), layers, weights
 
 
 def _check_sizes(teachers: Teachers, student: Any) -> None:

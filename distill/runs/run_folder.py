@@ -116,7 +116,9 @@ class RunFolder:
             begun, formats = results.student.start, results.precision
             with suppress(SettingError, OSError, ValueError, KeyError):  # it may be damaged, and there may be none
                 formats = read_record(self.checkpoints.newest() or self.path)["precision"]
-            return {"formats": formats, "layers": (begun.search or begun).model_dump() if begun.layers else None}
+            refit = {} if begun.refit is None else {"refit": begun.refit.model_dump()}
+            layers = (begun.search or begun).model_dump() | refit if begun.layers else None
+            return {"formats": formats, "layers": layers}
 
         def of_checkpoint() -> dict[str, Any]:
             record = {} if start is None else read_record(start)

@@ -37,7 +37,7 @@ def resolve_auto(
 ) -> tuple[Config, dict[str, Any], dict[str, Any] | None]:
     """The settings without any `auto`: there stands what the run began with, or else what suits these ranks.
 
-    Left open are the layers of a new student that are to be searched for, as that needs the text.
+    Left open are the layers of a new student that are to be searched for, and its refit, as these need the text.
 
     Args:
         recorded: as `RunFolder` has it.
@@ -48,9 +48,14 @@ def resolve_auto(
     began, layers = recorded.get("formats", {}), None
     precision = choose_precision(config.precision, began, ranks)
     threads = keep_threads(config.backend, began, ranks)
+    known = recorded.get("layers")
     if layers_are_open(config.student):
-        layers = recorded.get("layers") or _known_layers(config)
-    config = config if layers is None else with_layers(config, layers)
+        layers = known or _known_layers(config)
+        config = config if layers is None else with_layers(config, layers)
+    elif known and known.get("refit"):
+        layers = known
+    if recorded and config.student.refit:  # its weights are those of a checkpoint
+        config = without_refit(config)
     return config.changed(precision=precision), dict(precision) | threads, layers
 
 
@@ -59,9 +64,19 @@ def layers_are_open(student: StudentConfig) -> bool:
     return student.from_layers and student.layers == AUTO
 
 
+def start_is_open(student: StudentConfig) -> bool:
+    """Whether weights that it starts from are still to be found, on text."""
+    return layers_are_open(student) or (student.from_layers and bool(student.refit))
+
+
 def with_layers(config: Config, layers: dict[str, Any]) -> Config:
     """The settings with layers that were chosen, `layers["layers"]`, in place of student.layers=auto."""
     return config.changed(student=config.student.changed(layers=layers["layers"], num_layers=None))
+
+
+def without_refit(config: Config) -> Config:
+    """The settings of a run whose student needs no refit any more."""
+    return config.changed(student=config.student.changed(refit=False))
 
 
 def _known_layers(config: Config) -> dict[str, Any] | None:

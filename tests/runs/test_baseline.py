@@ -128,6 +128,7 @@ def test_what_a_student_starts_from_is_compared() -> None:
         ((), ("optimizer.weight_decay=0.1",), "optimizer.weight_decay was 0.1 and is now 0.01"),
         ((), ("objective.masking.mlm_probability=0.15",), "mlm_probability was 0.15 and is now 0.3"),
         (("train.keep_best=perplexity",), (), "train.keep_best was None and is now perplexity"),
+        (("student.refit=true",), (), "student.refit was False and is now True"),
     ],
 )
 def test_what_may_differ_is_remarked(own: tuple[str, ...], baseline: tuple[str, ...], remark: str) -> None:

@@ -1,0 +1,114 @@
+"""student.refit in a run: the text that blocks are fitted on, what that costs, and the same weights on all ranks."""
+
+import logging
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from distill.config.settings import Config
+from distill.data.batch import Batch
+from distill.data.batches import Batches
+from distill.distributed import Ranks
+from distill.evaluation.samples import draw
+from distill.models.kind import ModelKind
+from distill.models.language_model import LAST, LanguageModel, OutputSpec
+from distill.models.layers import AUTO, choose_layers
+from distill.models.precision import autocast, wait_for
+from distill.models.refit import gaps_of, refit
+from distill.runs.facts import Refit, RefittedBlock
+from distill.runs.layer_search import on_device
+from distill.runtime.errors import SettingError
+from distill.runtime.progress import counted
+
+SEQUENCES = 128  # of the corpus, and as many that a causal teacher writes
+SEED = 53  # of what it writes
+WRITING = 3  # times as long as a forward of as many tokens, about: they come one by one
+TOGETHER = 32  # sequences that it writes at a time: more need more memory for their keys and values
+
+logger = logging.getLogger(__name__)
+
+
+def refit_student(
+    config: Config, kind: ModelKind, teacher: Any, tokenizer: PreTrainedTokenizerBase, batches: Batches, ranks: Ranks
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Refit on rank 0: `layers` and `refit` as `Pair.layers` has them, and new weights by name, alike on all ranks.
+
+    All ranks call it. Both are empty where there is nothing to refit.
+
+    Raises:
+        SettingError: student.refit=true, and the family is not known or a device has no room for the teacher.
+    """
+    settings, weights, is_auto = config.student, dict[str, Tensor](), config.student.refit == AUTO
+    depth = teacher.config.num_hidden_layers
+    chosen = choose_layers(settings.layers, settings.num_layers, depth)
+    if not (gaps := gaps_of(chosen, teacher)) or (is_auto and not kind.causal):
+        logger.info(f"student.refit: no block is refitted{'' if gaps else ', as no gap is left that needs it'}")
+        return {}, {}
+
+    def work() -> dict[str, Any]:
+        began, precision = time.monotonic(), config.precision.student
+        whole = on_device(teacher, ranks, "student.refit", "true", "leave it at false")
+        text, written, blocks = [batch.to(ranks.device) for batch in batches.first(SEQUENCES)], list[Batch](), []
+        count = sum(len(batch.ids) for batch in text)
+        writes = kind.causal and hasattr(whole, "generate")
+        passes = (1 + writes) * sum(block + 1 + end for block, end in gaps) / depth + writes * WRITING
+        logger.info(
+            f"student.refit: fitting {counted(len(gaps), 'block')} before missing layers, on {count} training sequences"
+            f"{' and as many that the teacher writes' if writes else ''}, in about "
+            f"{passes * count * seconds_of(whole, text[0], precision):,.0f} s"
+        )
+        if writes:
+            written = write(whole, tokenizer, count, batches.shape[1], precision)
+        for one in refit(settings, whole, chosen, kind, precision, text + written):
+            weights.update({name: weight.cpu() for name, weight in one.weights.items()})
+            blocks.append(RefittedBlock(block=one.block, layer=one.end, before=one.before, after=one.after))
+            what = "last state" if one.end == depth else f"input of layer {one.end}"
+            logger.info(f"  block {one.block}: {one.after:.3f} from the teacher's {what}, {one.before:.3f} as copied")
+        own, drawn = (sum(batch.num_valid for batch in each) for each in (text, written))
+        seconds = time.monotonic() - began
+        made = Refit(blocks=blocks, tokens=own + drawn, written=drawn, seconds=seconds)
+        return {"layers": chosen, "refit": made.model_dump()}
+
+    try:
+        found: dict[str, Any] = ranks.decide(work)
+    except SettingError as error:
+        if not is_auto:
+            raise
+        logger.info(f"student.refit=auto: no block is refitted ({error})")
+        return {}, {}
+    shapes = ranks.broadcast({name: [*weight.shape] for name, weight in weights.items()})
+    tensors = {name: weights.get(name, torch.empty(shape)) for name, shape in shapes.items()}
+    ranks.broadcast_all([*tensors.values()])
+    return found, tensors
+
+
+@torch.no_grad()
+def seconds_of(teacher: Any, batch: Batch, precision: str) -> float:
+    """How long the teacher takes for a sequence, the second time."""
+    reader, one = LanguageModel(teacher, precision), {name: value[:1] for name, value in batch.inputs.items()}
+    for _ in range(2):
+        began = time.monotonic()
+        reader(one, None if batch.documents is None else batch.documents[:1], OutputSpec(layers=(LAST,)))
+        wait_for(batch.ids.device)
+    return time.monotonic() - began
+
+
+@torch.no_grad()
+def write(teacher: Any, tokenizer: PreTrainedTokenizerBase, count: int, length: int, precision: str) -> list[Batch]:
+    """`count` sequences that a causal teacher writes from its start token, at temperature 1.
+
+    That is text of many kinds without another corpus: a fit on one kind alone loses on others.
+    """
+    start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    config = GenerationConfig(max_new_tokens=length - 1, do_sample=True, temperature=1.0, top_k=0, pad_token_id=0)
+    device, written = next(teacher.parameters()).device, []
+    for numbers in np.split(np.arange(count), range(TOGETHER, count, TOGETHER)):
+        with autocast(precision, device):
+            ids = torch.full((len(numbers), 1), start, device=device)
+            ids = draw(teacher, ids, config, SEED + int(numbers[0]))
+        written.append(Batch({"input_ids": ids}, None, {}, None, numbers))
+    return written
