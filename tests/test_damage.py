@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +84,12 @@ def trained(folder: Path, tokenizer: Any, teacher: Any) -> Reader:
     return wordpiece(*parts(text_config(kind="text", path=f"{folder}/a.txt", **given))).backend_tokenizer.to_str
 
 
-def cached(folder: Path, tokenizer: Any, teacher: Any) -> Reader:
+def cached(folder: Path, tokenizer: Any, teacher: Any, **kept: Any) -> Reader:
     """What is kept of a teacher."""
-    rows = make_rows(40, shortest=5)
+    rows, settings = make_rows(40, shortest=5), TeacherCacheConfig(**kept or {"top_k": 8})
     positions = tiny.make_objective(tiny.objective_config(1.0, 2.0, 0.0), teacher, teacher).positions
     batches = tiny.make_batches(rows, make_masks(tokenizer, rows, static=True), 8, 2, 0, static=True)
-    cache = find(TeacherCacheConfig(top_k=8), {"vocabulary": tiny.VOCAB}, batches, positions, str(folder))
+    cache = find(settings, {"vocabulary": tiny.VOCAB, "hidden_states": 32}, batches, positions, str(folder))
     build(Recorder(cache, LanguageModel(teacher), batches, positions, 2.0, torch.device("cpu")), SINGLE)
     reader = CachedTeacher(cache, SINGLE)
     return lambda: reader.read(np.arange(40)).tobytes()
@@ -108,6 +109,7 @@ ARTEFACTS: dict[str, tuple[Callable[..., Reader], str, str]] = {
     "tokenizer": (trained, "cache/wordpiece/*.json", MENDED),
     "digest of a tokenizer": (trained, "cache/wordpiece/*.sha256", MENDED),
     "part of a teacher cache": (cached, "teacher/*/part-00000.bin", ONCE),
+    "part of a cache of hidden states": (partial(cached, hidden_states=True), "teacher/*/part-00000.bin", ONCE),
     "offsets of a teacher cache": (cached, "teacher/*/offsets.npy", ONCE),
     "meta of a teacher cache": (cached, "teacher/*/meta.json", ONCE),
 }

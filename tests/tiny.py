@@ -43,7 +43,7 @@ from distill.runs.state import State
 from distill.runs.trackers import Tracker
 from distill.tasks import find_task
 from distill.teacher.live import LiveTeacher
-from distill.teacher.output import NoTeacher
+from distill.teacher.output import NoTeacher, Teacher
 
 WORDS = [
     "the", "of", "and", "to", "in", "that", "was", "he", "his", "it", "with", "as", "had",
@@ -250,6 +250,18 @@ def loss_of(
         part, part_sums = objective(model, output, batch, scales)
         loss, sums = loss + part, sums + part_sums
     return loss, objective.by_name(sums.tolist())
+
+
+def step_of(student: Any, objective: Objective, teacher: Teacher, window: list[Batch]) -> tuple[float, torch.Tensor]:
+    """Loss and whole gradient of a step that a teacher of any kind is read in."""
+    model, total = Trainable(LanguageModel(student), objective.modules()), 0.0
+    window = [teacher.read_ahead(batch) for batch in window]
+    scales = objective.scales(objective.count(window), torch.device("cpu"))
+    for batch, output in zip(window, teacher.outputs(window, objective.teacher_spec), strict=True):
+        loss, _ = objective(model, output, batch, scales)
+        loss.backward()
+        total += float(loss.detach())
+    return total, torch.cat([p.grad.flatten() for p in student.parameters() if p.grad is not None])
 
 
 def hidden_states(

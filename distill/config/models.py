@@ -22,11 +22,15 @@ READ_BY: dict[str, tuple[str, ...]] = {
 }
 
 
-class TeacherCacheConfig(Settings):
-    """The teacher's answers on disk, for runs that see the same masked sequences several times."""
+KEPT = ("hidden_states", "top_k", "sampled")  # what a cache may keep of a teacher
 
+
+class TeacherCacheConfig(Settings):
+    """The teacher's answers on disk, for runs that see the same masked sequences several times; else it runs live."""
+
+    hidden_states: bool = setting(False, "Keep the last hidden states in bf16, to which each step applies the head.")
     top_k: int | None = setting(None, "Keep this many of the largest probabilities; null: none.", ge=1, le=4_000_000)
-    sampled: int | None = setting(None, "Draw this many other tokens; both null: it runs live.", ge=1, le=65_536)
+    sampled: int | None = setting(None, "Draw this many other tokens; null: none.", ge=1, le=65_536)
     seed: int = setting(0, "Seed of the draws.", ge=0, le=SEEDS)
     gigabytes: float = setting(8.0, "Largest size on disk; more is refused before it runs.", unit="GB", gt=0, le=1e6)
 
@@ -34,11 +38,13 @@ class TeacherCacheConfig(Settings):
         if self.sampled is None and self.seed:
             cure = "set sampled to a number beside it, or seed back to 0"
             yield ".seed", self.seed, "for sampled tokens, but sampled=null", cure
+        for name, value in self.given("top_k", "sampled").items() if self.hidden_states else ():
+            yield f".{name}", value, "beside hidden_states=true, which gives all probabilities", "leave out one of them"
 
     @property
     def wanted(self) -> bool:
         """Whether a cache is read in place of a teacher that runs."""
-        return self.top_k is not None or self.sampled is not None
+        return bool(self.given(*KEPT))
 
 
 class FrozenModelConfig(Part):
@@ -111,7 +117,7 @@ class TeacherConfig(FrozenModelConfig):
     def refusals(self) -> Iterator[Refusal]:
         yield from super().refusals()
         if self.is_none:
-            cached = {f"cache.{name}": value for name, value in self.cache.given("top_k", "sampled").items()}
+            cached = {f"cache.{name}": value for name, value in self.cache.given(*KEPT).items()}
             for name, value in (self.given("micro_batches") | cached).items():
                 yield f".{name}", value, "not read with teacher.path=null", "choose a teacher, or leave it out"
         for name, model in (("path", self.path), (TARGET, self.target)):

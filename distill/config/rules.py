@@ -10,6 +10,7 @@ from typing import Any
 from distill.config import RECIPES
 from distill.config.base import Refusal, refuse
 from distill.config.data import HELDOUT
+from distill.config.models import KEPT
 from distill.config.settings import Config, EvaluateConfig, MaskingConfig, Missing, SourceConfig, TeacherCacheConfig
 from distill.runtime.errors import SettingError, did_you_mean
 
@@ -126,9 +127,9 @@ def _of_teachers(config: Config, terms: Terms, task: Any) -> Iterator[Refusal]:
         yield "teacher.micro_batches", teacher.micro_batches, problem, "set it to 1, or choose backend=ddp"
     caches = {f"teacher.members.{name}": one.cache or teacher.cache for name, one in teacher.members.items()}
     for number, (setting, cache) in enumerate((caches or {"teacher": teacher.cache}).items()):
-        sizes = cache.given("top_k", "sampled")
-        for problem, cure in _of_cache(config, terms, task, cache, number == 0) if sizes else ():
-            (size, value), *others = sizes.items()
+        kept = cache.given(*KEPT)
+        for problem, cure in _of_cache(config, terms, task, cache, number == 0) if kept else ():
+            (size, value), *others = kept.items()
             beside = "".join(f"with {setting}.cache.{name}={value}, " for name, value in others)
             yield f"{setting}.cache.{size}", value, f"{beside}{problem}", cure
     for name, term in terms.items() if len(teacher.members) > 1 else ():
@@ -147,18 +148,27 @@ def _of_cache(
     Args:
         first: whether this teacher is the one that losses on hidden states read.
     """
-    to_null = " and ".join(cache.given("top_k", "sampled"))
+    live = "hidden_states to false" if cache.hidden_states else f"{' and '.join(cache.given(*KEPT))} to null"
     asking = {name: term for name, term in terms.items() if term.needs_teacher}
     on_logits = [name for name, term in asking.items() if hasattr(term, "top_k_temperature")]
     temperatures = {name: asking[name].top_k_temperature for name in on_logits}
     readers = [name for name, temperature in temperatures.items() if temperature is not None]
+    if cache.hidden_states:
+        reads = {name: term.teacher_reads for name, term in asking.items() if task.kind.vocabulary}
+        readers = [
+            name for name in reads if reads[name].is_of_last_states or (name in on_logits and reads[name].is_empty)
+        ]
+        if config.backend.shards_teacher:
+            yield "its head is read by each rank, which has a part of it alone", "set backend.shard_teacher=false"
     if not readers:
-        yield "no term of the objective reads soft targets", f"set {to_null} to null"
+        yield "no term of the objective reads soft targets", f"set {live}"
     if not task.kind.causal and not config.objective.masking.static:
         yield "needs the same masks in every epoch", "set objective.masking.static=true"
     for name, term in asking.items():
         if name not in readers and (first or name in on_logits):
             yield f"objective.{name} needs more of the teacher than a cache keeps", f"set objective.{name}.weight=0"
+        if cache.hidden_states:  # from which probabilities are computed, at any temperature
+            continue
         if cache.sampled is not None and name in readers and not term.reads_samples:
             cure = "set sampled to null, or reads_samples=True in its class where it takes `Samples`"
             yield f"objective.{name} reads the most probable tokens alone and no draws", cure
@@ -168,8 +178,8 @@ def _of_cache(
         if (schedule := config.objective.schedule_of(name)) is not None:
             ends = f"goes from {schedule.start} to {schedule.end}"
             problem = f"kept at one temperature, but objective.{name}.temperature {ends}"
-            yield problem, f"give it one number, or set {to_null} to null for a live teacher"
-    if len({temperatures[name] for name in readers}) > 1:
+            yield problem, f"give it one number, keep hidden_states instead, or set {live} for a live teacher"
+    if not cache.hidden_states and len({temperatures[name] for name in readers}) > 1:
         listed = ", ".join(f"objective.{name}.temperature={temperatures[name]}" for name in readers)
         yield f"kept at one temperature, but there are {listed}", "give them the same"
 

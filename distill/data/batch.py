@@ -68,6 +68,20 @@ class Batch:
         rows = values.flatten(0, 1)
         return rows if self.valid_positions is None else rows.index_select(0, self.valid_positions)
 
+    def whole(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows of the non-padding positions [num_valid, H] -> values of all positions [B, S, H], 0 at padding."""
+        if self.valid_positions is not None:
+            rows = rows.new_zeros(self.ids.numel(), rows.shape[1]).index_copy_(0, self.valid_positions, rows)
+        return rows.view(*self.ids.shape, -1)
+
+    def rows_at(self, rows: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
+        """Rows of the non-padding positions, or of `positions` alone -> those at these flat positions; None: all."""
+        if positions is None or len(rows) == len(positions):
+            return rows
+        if self.valid_positions is not None:
+            positions = torch.searchsorted(self.valid_positions, positions)
+        return rows.index_select(0, positions)
+
     def with_teacher_data(self, **tensors: torch.Tensor) -> "Batch":
         """A copy with this, too, in its `teacher_data`."""
         return replace(self, teacher_data=self.teacher_data | tensors)

@@ -9,6 +9,7 @@ is cut down to the selected positions before the model's own head sees it, and w
 `models.check.check_model` compares the outcome with the model's own logits.
 """
 
+import copy
 import functools
 import inspect
 import logging
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 
 from distill.distributed.shard import is_root, join_outputs, plain_class
@@ -64,6 +66,11 @@ class OutputSpec(NamedTuple):
     def is_empty(self) -> bool:
         """Whether nothing is requested."""
         return not (self.head or self.layers or self.qkv or self.pooled or self.extra or self.last_rows)
+
+    @property
+    def is_of_last_states(self) -> bool:
+        """Whether the encoder's last hidden states are all that is read, be it through the head."""
+        return not self.is_empty and {*self.layers} <= {LAST} and not (self.qkv or self.pooled or self.extra)
 
 
 def union(specs: Iterable[OutputSpec]) -> OutputSpec:
@@ -219,6 +226,15 @@ class LanguageModel(nn.Module):
         scale, softcap = _logit_changes(self.model)
         rows = rows if scale == 1 else rows * scale
         return Head(rows, layer.weight, layer.bias, dtype, self._cast(layer.weight, dtype), softcap)
+
+    @torch.no_grad()
+    def head_of(self, states: Tensor) -> Head:
+        """The head where the encoder's last hidden states [N, H] are known; of a model that `head_alone` has made."""
+        self.model.base_model.show(states.to(self.model.get_output_embeddings().weight.dtype))
+        ids = torch.zeros(1, 1, dtype=torch.long, device=states.device)
+        rows = self({"input_ids": ids}, None, OutputSpec(head=True)).head_rows
+        assert rows is not None
+        return self.head(rows)
 
     def logits(self, rows: Tensor, vocab: int | None = None) -> Tensor:
         """rows [N, E] -> logits [N, vocab]; without `vocab` those of all rows, also of what only pads the embedding."""
@@ -419,6 +435,34 @@ def _replace_first(output: Any, first: Tensor) -> Any:
     if isinstance(output, tuple):
         return (first, *output[1:])
     return type(output)(**{**output, "last_hidden_state": first})
+
+
+class KnownStates(nn.Module):
+    """In the place of an encoder whose last hidden states are known: what it gives has the form of that encoder's."""
+
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self._output = output
+
+    def show(self, states: Tensor) -> None:
+        """From now on it gives the states [N, H] as those of one sequence."""
+        alike = tree_map_only(Tensor, lambda part: part.to(states), self._output)
+        self._output = _replace_first(alike, states[None])
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        return self._output
+
+    def get_input_embeddings(self) -> None:
+        """None are left; transformers shows the output embedding only of a model that answers this."""
+
+
+def head_alone(model: Any) -> Any:
+    """A copy of a model with what follows its encoder alone, and `KnownStates` in the place of that."""
+    outputs = list[Any]()
+    handle = model.base_model.register_forward_hook(lambda _, __, output: outputs.append(output))
+    outputs_of_few(model, OutputSpec(head=True))
+    handle.remove()
+    return copy.deepcopy(model, {id(model.base_model): KnownStates(outputs[0])})
 
 
 class AttentionShape(NamedTuple):

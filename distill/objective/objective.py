@@ -115,6 +115,15 @@ class Objective:
             return batch.valid_positions
         return batch.targets.positions
 
+    @property
+    def reads_whole_states(self) -> bool:
+        """Whether a term reads hidden states of the teacher at every non-padding position."""
+        return any(term.teacher_reads.layers for term in self.terms.values())
+
+    def state_positions(self, batch: Batch) -> Tensor | None:
+        """Flat positions [N] at which the teacher's last hidden state is read, be it by the head; None: all of them."""
+        return batch.valid_positions if self.reads_whole_states else self.positions(batch)
+
     def student_spec(self, batch: Batch) -> OutputSpec:
         """What the student's forward is to give."""
         return self._spec(batch, [term.student_reads for term in self.terms.values()], bool(self._vocabulary))

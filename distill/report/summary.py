@@ -7,7 +7,7 @@ from typing import Any
 from distill.config.component import PREFIX
 from distill.evaluation.significance import DID_NOT, HELPED, UNCLEAR, in_points
 from distill.report.page import Block, Code, Table, prose
-from distill.report.words import MINUS, NONE, TIMES, count_of, is_number, listed, number, percent, ratio, short
+from distill.report.words import MINUS, NONE, TIMES, count_of, is_number, listed, number, percent, ratio, short, time_of
 from distill.runs.facts import Backend, Baseline, Conclusion, GapClosed, Measure, Model
 from distill.runs.record import Record
 from distill.runtime.progress import counted, in_a_sentence
@@ -37,7 +37,7 @@ def explained(measures: Mapping[str, Measure]) -> str:
 
 def findings(record: Record) -> str:
     """Size and speed, quality against teacher and baseline: one sentence each, where there are numbers."""
-    parts = [prose("size", record.student, record.teacher), _quality(record), _kept(record)]
+    parts = [prose("size", record.student, record.teacher), _quality(record), _kept(record), _caches(record)]
     parts += [against_baseline(record), _gap_closed(record), _unscored(record), _few(record)]
     return " ".join(filter(None, parts))
 
@@ -255,6 +255,17 @@ def _few(record: Record) -> str:
         return ""
     shown = listed([f"{label} ({counted(int(size), 'sequence')})" for label, size in few.items()])
     return f"Too little text is scored on {shown} to say anything of other text: hold more out."
+
+
+def _caches(record: Record) -> str:
+    """What it cost to keep something of the teachers, and how often training read it."""
+    teachers = [record.teacher, *record.teacher.members.values()] if record.teacher else []
+    caches, epochs = [teacher.cache for teacher in teachers if teacher.cache], record.training.epochs
+    if not caches or not is_number(epochs):
+        return ""
+    seconds, size = sum(cache.seconds or 0.0 for cache in caches), short(sum(cache.bytes for cache in caches), "B")
+    which = "The teacher's cache" if len(caches) == 1 else f"The {len(caches)} teachers' caches"
+    return f"{which} took {time_of(seconds)} and {size}, once; training read all positions {epochs:.3g} times."
 
 
 def _fraction(one: Any, other: Any) -> str:

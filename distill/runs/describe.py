@@ -304,6 +304,7 @@ def measure_facts(measures: list[Measure]) -> dict[str, facts.Measure]:
 def cache_facts(cache: Cache) -> facts.TeacherCache:
     return facts.TeacherCache(
         key=cache.key,
+        hidden_states=cache.layout.states or None,
         top_k=cache.layout.top_k,
         sampled=cache.layout.sampled or None,
         sample_seed=cache.identity["sample_seed"] if cache.layout.sampled else None,
@@ -386,7 +387,10 @@ def _whose(name: str) -> str:
 
 
 def cache_note(cache: facts.TeacherCache, name: str) -> str:
-    """A note for the report on soft targets that were read from a cache of the teacher with this name."""
+    """A note for the report on what was read from a cache of the teacher with this name."""
+    size = f"({cache.bytes_per_token:.1f} bytes a token, {cache.bytes / 1e6:,.1f} MB)"
+    if cache.hidden_states is not None:
+        return f"A cache gave {_whose(name)} last hidden states in bf16 {size}, and its head the logits in each step."
     kept = list[str]()
     if cache.top_k:
         most = (
@@ -398,7 +402,6 @@ def cache_note(cache: facts.TeacherCache, name: str) -> str:
         kept.append(f"{cache.sampled} draws from {rest}")
     unbiased = " (by probability), which estimate that distribution without bias"
     others = "; all others share one entry" if cache.sampled is None else unbiased
-    size = f"({cache.bytes_per_token:.1f} bytes a token, {cache.bytes / 1e6:,.1f} MB)"
     return f"Soft targets were read from a cache of {', and of '.join(kept)}{others} {size}."
 
 

@@ -93,9 +93,10 @@ class Corpus(Sized):
 
 
 class TeacherCache(Part):
-    """What a cache of soft targets holds."""
+    """What a cache of a teacher holds."""
 
     key: str = field("", "Its folder below `data.cache/teacher/`.")
+    hidden_states: int | None = sparse(None, "Width of the last hidden state that is kept of each position.")
     top_k: int = field(0, "Entries that are kept exactly at each position.")
     sampled: int | None = sparse(None, "Entries that are drawn from all others.")
     sample_seed: int | None = sparse(None, "Seed of the draws.")

@@ -9,7 +9,7 @@ from distill.config.settings import OptimizerConfig
 from distill.distributed import GradientSync, gradient_sync
 from distill.distributed.shard import is_sharded
 from distill.models.check import max_positions, require_memory_for_step
-from distill.models.language_model import LanguageModel
+from distill.models.language_model import LAST, LanguageModel, head_alone, hidden_widths
 from distill.models.precision import dtype_of
 from distill.objective.build import check_losses
 from distill.objective.trainable import Trainable
@@ -88,7 +88,7 @@ class FrozenTeachers:
         made, weights = list[Teacher](), list[float]()
         for name, member in self._settings.items():
             if name in self.caches:
-                made.append(self._cached(self.caches[name], self._models.pop(name, None)))
+                made.append(self._cached(name, self._models.pop(name, None)))
             elif name in self._models:
                 made.append(LiveTeacher(self._models[name], member.micro_batches))
             else:
@@ -98,17 +98,21 @@ class FrozenTeachers:
             return NoTeacher()
         return made[0] if len(made) == 1 else MeanTeacher(made, weights)
 
-    def _cached(self, cache: Cache, model: LanguageModel | None) -> CachedTeacher:
+    def _cached(self, name: str, model: LanguageModel | None) -> CachedTeacher:
         """One teacher from its cache, which is made first where there is none; without a model it is complete."""
-        run = self.run
+        run, cache, head, read = self.run, self.caches[name], None, "soft targets are"
         if model is not None:
-            positions, temperature = run.objective.positions, run.objective.top_k_temperature
-            assert temperature is not None, "the rules refuse a cache that no term reads"
+            positions = run.objective.state_positions if cache.layout.states else run.objective.positions
+            temperature = run.objective.top_k_temperature
             build(Recorder(cache, model, run.data.batches, positions, temperature, run.ranks.device), run.ranks)
             if not is_sharded(model.model):
                 model.model.to("cpu")  # a GPU has better use for the room; scores take it there and back
-        logger.info(f"  soft targets are read from the cache {cache.folder}, which other runs and machines can use")
-        return CachedTeacher(cache, run.ranks)
+        if cache.layout.states:  # the head as a live teacher has it, whether the cache was made now or before
+            (member,) = (one for one in run.pair.teachers if one.name == name)
+            precision = self._settings[name].precision.changed(compile=False, attention="auto")
+            head, read = setup_teacher(head_alone(member.model), precision, run.ranks), "the teacher's last states are"
+        logger.info(f"  {read} read from the cache {cache.folder}, which other runs and machines can use")
+        return CachedTeacher(cache, run.ranks, head)
 
 
 def find_caches(run: Run) -> dict[str, Cache]:
@@ -126,13 +130,19 @@ def find_caches(run: Run) -> dict[str, Cache]:
         "temperature": objective.top_k_temperature,
         "vocabulary": pair.vocabulary,
     }
-    caches = {}
+    caches, models = {}, {member.name: member.model for member in pair.teachers}
     for name, member in settings_by_member(config).items():
         if member.cache.wanted:
             identity = {**content, "teacher": pair.digests[member.setting], "int8": False}  # draws follow from the key
+            positions = objective.positions
+            if member.cache.hidden_states:
+                positions = objective.state_positions
+                where = "all" if objective.reads_whole_states else content["soft_positions"]
+                (width,) = hidden_widths(models[name], (LAST,))
+                identity |= {"hidden_states": width, "temperature": None, "soft_positions": where}
             if (form := config.precision.quantize_teacher) is not None:
                 identity["quantized"] = form
             identity |= {"code": member.code} if member.code is not None else {}
             setting = f"{member.setting}.cache"
-            caches[name] = find(member.cache, identity, data.batches, objective.positions, config.data.cache, setting)
+            caches[name] = find(member.cache, identity, data.batches, positions, config.data.cache, setting)
     return caches

@@ -39,16 +39,34 @@ class Recorder:
     teacher: LanguageModel  # on the device of this rank
     batches: Batches
     positions: Positions
-    temperature: float
+    temperature: float | None  # None: last hidden states are kept, which have none
     device: torch.device
 
     @torch.no_grad()
     def records(self, indices: np.ndarray) -> np.ndarray:
-        """The records [n] at the positions of these sequences. Raises SettingError where logits are not finite."""
+        """The records [n] at the positions of these sequences. Raises SettingError where one is not finite."""
+        layout, batch = self.cache.layout, self.batches.batch(indices, 0).to(self.device)
+        spec = OutputSpec(not layout.states, self.positions(batch), last_rows=layout.states > 0)
+        outputs = self.teacher(batch.inputs, batch.documents, spec)
+        if outputs.last_rows is not None:
+            states, what = outputs.last_rows.bfloat16(), "last hidden states"
+            records, is_finite = (
+                stored({"states": states.view(torch.int16)}, layout.record),
+                bool(states.isfinite().all()),
+            )
+        else:
+            records, what = self._entries(outputs.head_rows, indices), "logits"
+            is_finite = not any(np.isnan(records[name]).any() for name in layout.record.names or ())
+        if not is_finite:
+            of_format = "" if self.teacher.precision == "fp32" else "set precision.teacher=fp32, or "
+            problem = f"its {what} are not finite in one of the sequences {indices[0]} to {indices[-1]}"
+            raise SettingError(problem, setting="teacher", cure=f"{of_format}take another teacher")
+        return records
+
+    def _entries(self, rows: torch.Tensor | None, indices: np.ndarray) -> np.ndarray:
+        """The records [n] of the head's input [n, E] at the positions of these sequences."""
         layout, offsets = self.cache.layout, self.cache.offsets
-        batch = self.batches.batch(indices, 0).to(self.device)
-        rows = self.teacher(batch.inputs, batch.documents, OutputSpec(True, self.positions(batch))).head_rows
-        assert rows is not None
+        assert rows is not None and self.temperature is not None
         # The draws of a position depend on the cache and on where the position stands, not on who computes them.
         counts = offsets[indices + 1] - offsets[indices]
         draws = torch.from_numpy(offsets_of(indices, counts, f"teacher sample {self.cache.key}")).to(self.device)
@@ -58,12 +76,7 @@ class Recorder:
             logits = self.teacher.logits(few, layout.vocabulary)
             entries = kept_entries(logits, layout.top_k, layout.sampled, self.temperature, starts)
             found.append(stored(entries, layout.record))
-        records = np.concatenate(found)
-        if any(np.isnan(records[name]).any() for name in layout.record.names or ()):
-            of_format = "" if self.teacher.precision == "fp32" else "set precision.teacher=fp32, or "
-            problem = f"its logits are not finite in one of the sequences {indices[0]} to {indices[-1]}"
-            raise SettingError(problem, setting="teacher", cure=f"{of_format}take another teacher")
-        return records
+        return np.concatenate(found)
 
 
 def build(recorder: Recorder, ranks: Ranks) -> None:
@@ -148,7 +161,7 @@ def _make_room(cache: Cache) -> None:
     if missing > free:
         raise SettingError(
             f"data.cache: the teacher cache {cache.folder} takes {missing / 1e9:.3g} GB more and there is room for "
-            f"{free / 1e9:.3g} GB; give another folder, or lower {cache.setting}.top_k or {cache.setting}.sampled"
+            f"{free / 1e9:.3g} GB; give another folder, or keep less by {cache.setting}.top_k or .sampled"
         )
 
 

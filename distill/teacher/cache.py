@@ -1,7 +1,7 @@
 """What is kept of a teacher on disk: its layout, where it lies, what it was made from, and how training reads it.
 
 Shapes: R training sequences, N positions with soft targets in all of them, n in some, M entries kept exactly, K draws,
-V vocabulary.
+V vocabulary, H width of a hidden state.
 
 A cache is a folder `<data.cache>/teacher/<key>`:
 
@@ -34,6 +34,7 @@ import numpy as np
 import torch
 from pydantic import BaseModel
 
+from distill.config.models import KEPT
 from distill.config.settings import TeacherCacheConfig
 from distill.data.batch import Batch
 from distill.data.batches import Batches
@@ -41,7 +42,7 @@ from distill.data.disk_cache import folder_of
 from distill.data.file_maps import read_rows, state_of
 from distill.data.storage import array_in
 from distill.distributed import Ranks
-from distill.models.language_model import NO_OUTPUTS
+from distill.models.language_model import LAST, NO_OUTPUTS, LanguageModel, Outputs, OutputSpec
 from distill.runtime.errors import SettingError, StorageFailed
 from distill.teacher.distributions import TopK
 from distill.teacher.output import TeacherOutput, Wanted
@@ -49,12 +50,12 @@ from distill.teacher.sampling import as_samples
 
 FORMAT = 2  # raise it when the same teacher, sequences and settings would give other records
 META, OFFSETS = "meta.json", "offsets.npy"
-KEPT = ("top_k", "sampled")  # settings of a cache
 MEASURED = Struct("<dd")  # of a part: the sum of the probability that its exact entries hold, and seconds it took
 HEADER = 32 + MEASURED.size  # bytes of a part: the SHA-256 of all behind it, and `MEASURED`
 PARTS, PART_BYTES = 128, 64 << 20  # so many parts, or more that are about so large ...
 FEWEST_SEQUENCES = 128  # ... of so many sequences at least
 COUNTED_SEQUENCES = 1024  # at once
+BF16 = np.int16  # the bits of numbers in bf16, which numpy lacks; no other field has this type
 SMALL_VOCABULARY = 1 << 16  # ids of more tokens do not fit into 16 bits
 AGAIN = "the same command makes it again and resumes"
 
@@ -72,11 +73,13 @@ class Layout:
         top_k: M, the largest entries that are kept exactly; 0: none.
         sampled: K, the tokens that are drawn from all others; 0: none, and all others share one entry.
         vocabulary: V.
+        states: H of the last hidden state, which then is all that is kept; 0: it is not kept.
     """
 
     top_k: int
     sampled: int
     vocabulary: int
+    states: int = 0
 
     @cached_property
     def record(self) -> np.dtype:
@@ -84,8 +87,10 @@ class Layout:
 
         ids [M]: the teacher's largest entries, largest first. log_probs [M + 1]: at the run's temperature, the last of
         all other entries together. draws [K]: tokens drawn from all others, as `sampling` describes. neg_entropy [1]:
-        the sum of p log p, where there are draws.
+        the sum of p log p, where there are draws. states [H]: the last hidden state.
         """
+        if self.states:
+            return np.dtype([("states", BF16, (self.states,))])
         ids, half = np.uint16 if self.vocabulary <= SMALL_VOCABULARY else np.int32, np.float16
         exact = [("ids", ids, (self.top_k,)), ("log_probs", half, (self.top_k + 1,))]
         drawn = [("draws", ids, (self.sampled,)), ("neg_entropy", half, (1,))]
@@ -166,13 +171,14 @@ class Cache:
 class CachedTeacher:
     """Reads the records of a batch's sequences; they are at the positions that carry soft targets, in their order.
 
+    Last hidden states become distributions by the teacher's head, which is all that runs of it.
     A part is verified when it is first read, by one process of a machine: the ranks share, in a file without a name,
     the state that each part's file was in when it was verified.
     """
 
-    def __init__(self, cache: Cache, ranks: Ranks) -> None:
-        """All ranks have to call it."""
-        self.cache = cache
+    def __init__(self, cache: Cache, ranks: Ranks, head: LanguageModel | None = None) -> None:
+        """All ranks have to call it. `head`: of a model by `head_alone`, where last hidden states are kept."""
+        self.cache, self.head = cache, head
         self._row = np.dtype((np.void, cache.layout.record.itemsize))  # numpy copies records field by field
         self._lock = Lock()  # a process's own locks of a file do not keep its threads apart
         shared = Path(tempfile.gettempdir()) / f"distill-{ranks.broadcast(secrets.token_hex(16))}"
@@ -191,6 +197,9 @@ class CachedTeacher:
         layout = self.cache.layout
         for batch in window:
             data = {name: batch.teacher_data[f"{self.cache.key}.{name}"] for name in layout.record.names or ()}
+            if self.head is not None:
+                yield _of_states(data["states"], self.head, batch, spec_of(batch))
+                continue
             source = as_samples(data) if layout.sampled else TopK(data["ids"], data["log_probs"])
             yield TeacherOutput(source, NO_OUTPUTS)
 
@@ -247,8 +256,17 @@ class CachedTeacher:
                 fcntl.lockf(self._shared, fcntl.LOCK_UN, 1, part)
 
 
+def _of_states(states: torch.Tensor, head: LanguageModel, batch: Batch, spec: OutputSpec) -> TeacherOutput:
+    """What is requested, from states [n, H] at all non-padding positions or at those that are requested alone."""
+    rows, hidden = batch.rows_at(states, spec.positions), {LAST: batch.whole(states)} if spec.layers else {}
+    outputs = Outputs(None, hidden, last_rows=rows if spec.last_rows else None)
+    return TeacherOutput(head.head_of(rows) if spec.head else None, outputs)
+
+
 def _tensor(column: np.ndarray) -> torch.Tensor:
     """A field of records [n, width]; token ids as int32."""
+    if column.dtype == BF16:
+        return torch.from_numpy(column).view(torch.bfloat16)
     return torch.from_numpy(np.ascontiguousarray(column, np.float16 if column.dtype == np.float16 else np.int32))
 
 
@@ -272,7 +290,8 @@ def find(
     Raises:
         SettingError: `top_k` does not fit the vocabulary, or the cache would be larger than `teacher.cache.gigabytes`.
     """
-    layout = Layout(settings.top_k or 0, settings.sampled or 0, identity["vocabulary"])
+    width = identity["hidden_states"] if settings.hidden_states else 0
+    layout = Layout(settings.top_k or 0, settings.sampled or 0, identity["vocabulary"], width)
     if layout.top_k >= layout.vocabulary:
         raise SettingError(f"{setting}.top_k={layout.top_k}: the vocabulary has {layout.vocabulary} tokens; give fewer")
     identity = {"format": FORMAT, **identity, "top_k": layout.top_k, "rows": len(batches.sequences)}
@@ -284,13 +303,15 @@ def find(
         return finished
     cache = Cache(path, identity, _offsets(batches, positions), layout, False, setting)
     if cache.num_bytes > settings.gigabytes * 1e9:
-        kept = " with ".join(f"{name}={getattr(layout, name)}" for name in KEPT if getattr(layout, name))
+        kept = settings.given(*KEPT)
+        shown = " with ".join(f"{name}={str(value).lower()}" for name, value in kept.items())
+        lower = " or ".join([*(f"{setting}.{name}" for name in kept if not width), "corpus.max_sequences"])
+        instead = f", or keep {setting}.sampled in place of hidden_states" if width else ""
         raise SettingError(
-            f"{kept} at {cache.num_positions:,} positions takes {cache.num_bytes / 1e9:.3g} GB",
+            f"{shown} at {cache.num_positions:,} positions takes {cache.num_bytes / 1e9:.3g} GB",
             setting=f"{setting}.gigabytes",
             value=settings.gigabytes,
-            cure=f"allow that much, or lower {setting}.top_k, {setting}.sampled or corpus.max_sequences, or set "
-            "objective.soft.positions=masked",
+            cure=f"allow that much, lower {lower}, or set objective.soft.positions=masked{instead}",
         )
     return cache
 

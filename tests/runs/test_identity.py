@@ -41,6 +41,7 @@ def config_of(*overrides: str) -> Config:
 
 LEFT_OUT = [
     *("objective.kernel=fused", "teacher.micro_batches=4", "teacher.path=elsewhere", "teacher.cache.gigabytes=3"),
+    "teacher.cache.hidden_states=true",  # which rounds, as a number format does
     *("data.cache=elsewhere", "data.local=elsewhere", "data.workers=1", "train.workers=0"),
     "corpus.path=elsewhere",  # its text stands there by its digest
     "train.batch_size=4",  # with the accumulation in it, by their product

@@ -19,7 +19,7 @@ import torch
 from distributed import run_ranks
 from job import Shelf, assert_same, distill, metrics, results
 from naive import attention_of
-from tiny import LENGTH, PAD, VOCAB, change, make_masks, make_model, make_objective, make_rows, make_tokenizer
+from tiny import LENGTH, PAD, VOCAB, change, make_masks, make_model, make_objective, make_rows, make_tokenizer, step_of
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from distill.config import settings as conf
@@ -32,7 +32,6 @@ from distill.models.kind import MASKED
 from distill.models.language_model import LanguageModel, OutputSpec
 from distill.models.loaded import model_digest
 from distill.objective.objective import Objective
-from distill.objective.trainable import Trainable
 from distill.runs import setup
 from distill.runs.describe import cache_facts
 from distill.runs.learning import FrozenTeachers
@@ -54,9 +53,12 @@ ALL = np.arange(40)
 class Desk:
     """Settings, sequences, masks and a teacher, and the cache that they want."""
 
-    def __init__(self, folder: Path, tokenizer: Any, teacher: Any, top_k: int | None = 8, sampled: int = 0) -> None:
+    def __init__(
+        self, folder: Path, tokenizer: Any, teacher: Any, top_k: int | None = 8, sampled: int = 0, states: bool = False
+    ) -> None:
         self.config = change(conf.Config(teacher=conf.TeacherConfig(path="x")), "data.cache", str(folder))
-        self.set("teacher.cache", conf.TeacherCacheConfig(top_k=top_k, sampled=sampled or None))
+        kept: dict[str, Any] = {"hidden_states": True} if states else {"top_k": top_k, "sampled": sampled or None}
+        self.set("teacher.cache", conf.TeacherCacheConfig(**kept))
         self.soft_positions, self.temperature, self.mlm, self.seed = "all", 2.0, 2.0, 0
         self.masking = conf.MaskingConfig(mlm_probability=0.3, static=True)
         self.tokenizer, self.teacher, self.rows = tokenizer, teacher, make_rows(40, shortest=5)
@@ -81,6 +83,7 @@ class Desk:
         origin = {"teacher": model_digest(self.teacher), "int8": False, "tokens": self.tokens, "seed": self.seed}
         origin |= {"masks": batches.collator.identity, "soft_positions": self.soft_positions}  # as the key has it
         origin |= {"temperature": self.temperature, "vocabulary": VOCAB}
+        origin |= {"hidden_states": 32} if self.config.teacher.cache.hidden_states else {}
         folder = self.config.data.cache
         return find(self.config.teacher.cache, origin, batches, self.objective().positions, folder)
 
@@ -146,15 +149,7 @@ def test_it_holds_the_teachers_distribution(
 
 def gradient(desk: Desk, teacher: Teacher) -> tuple[float, torch.Tensor]:
     """Loss and whole gradient of a step."""
-    objective, student = desk.objective(), make_model("distilbert", 1, seed=2)
-    model, total = Trainable(LanguageModel(student)), 0.0
-    window = [teacher.read_ahead(batch) for batch in desk.batches().window(1)]
-    scales = objective.scales(objective.count(window), CPU)
-    for batch, output in zip(window, teacher.outputs(window, objective.teacher_spec), strict=True):
-        loss, _ = objective(model, output, batch, scales)
-        loss.backward()
-        total += float(loss.detach())
-    return total, torch.cat([p.grad.flatten() for p in student.parameters() if p.grad is not None])
+    return step_of(make_model("distilbert", 1, seed=2), desk.objective(), teacher, desk.batches().window(1))
 
 
 @pytest.mark.parametrize("soft_positions", ["all", "masked"])
@@ -268,11 +263,11 @@ def content(cache: Cache) -> bytes:
     return b"".join([*parts, (cache.folder / "offsets.npy").read_bytes()])
 
 
-@pytest.mark.parametrize("sampled", [0, 5])
+@pytest.mark.parametrize("kept", [{}, {"sampled": 5}, {"states": True}])
 def test_interrupted_it_goes_on_with_what_is_missing_and_has_the_same_bytes(
-    tmp_path: Path, tokenizer: Any, teacher: Any, monkeypatch: pytest.MonkeyPatch, small_parts: None, sampled: int
+    tmp_path: Path, tokenizer: Any, teacher: Any, monkeypatch: pytest.MonkeyPatch, small_parts: None, kept: Any
 ) -> None:
-    desk, other = (Desk(tmp_path / name, tokenizer, teacher, sampled=sampled) for name in ("cut", "whole"))
+    desk, other = (Desk(tmp_path / name, tokenizer, teacher, **kept) for name in ("cut", "whole"))
     with monkeypatch.context() as patch:
         questions = counting(patch, most=7)
         with pytest.raises(RuntimeError, match="lights"):
@@ -284,7 +279,7 @@ def test_interrupted_it_goes_on_with_what_is_missing_and_has_the_same_bytes(
     monkeypatch.setattr(cache_module, "FEWEST_SEQUENCES", 128)  # in other parts and forwards
     whole = other.build()
     assert content(whole) == content(resumed) and resumed.meta.kept_mass == pytest.approx(whole.meta.kept_mass)
-    if sampled:
+    if "sampled" in kept:
         other.set("teacher.cache.seed", 1)
         before, seeded = (CachedTeacher(each, SINGLE).read(ALL) for each in (whole, other.build()))
         assert np.array_equal(seeded["ids"], before["ids"]) and not np.array_equal(seeded["draws"], before["draws"])

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from distill.data.batch import Batch
@@ -38,18 +37,8 @@ class Cosine(Term):
 
     def loss_sum(self, student: Outputs, teacher: TeacherOutput, batch: Batch) -> Tensor:
         if self.positions != ALL:
-            states = (target_rows(outputs.last_rows, batch) for outputs in (student, teacher.outputs))
+            rows = (outputs.last_rows for outputs in (student, teacher.outputs) if outputs.last_rows is not None)
+            states = (batch.rows_at(each, batch.targets.positions) for each in rows)
         else:
             states = (batch.valid(outputs.hidden[LAST]) for outputs in (student, teacher.outputs))
         return losses.cosine(*states).sum()
-
-
-def target_rows(last_rows: Tensor | None, batch: Batch) -> Tensor:
-    """Last hidden states [N, H] at the positions that reach the head -> those with a token to predict."""
-    assert last_rows is not None
-    positions = batch.targets.positions
-    if len(last_rows) == len(positions):  # these are they
-        return last_rows
-    if batch.valid_positions is not None and len(last_rows) == len(batch.valid_positions):
-        positions = torch.searchsorted(batch.valid_positions, positions)
-    return last_rows.index_select(0, positions)
