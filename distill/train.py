@@ -178,6 +178,7 @@ def train(training: Training) -> str:
     state.loss_scale.begin(training.learner.model.student.precision == "fp16")
     windows = run.data.batches.stream(state.step, run.limits.steps, run.ranks.device, training.teacher.read_ahead)
     first = next(windows, [])  # whose counts have no exchange of a step to ride in
+    run.ranks.barrier()  # one may read for longer than the others wait in an exchange
     window = Window(first, run.ranks.sum(run.objective.count(first)), state.seconds)
     with handled() as signals, signals.deferred(), saved_on_the_way_out(training, signals):
         signals.raise_if_stopped()  # for one that came where Python drops errors, as in callbacks of its imports

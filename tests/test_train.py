@@ -178,6 +178,31 @@ def score(fit: Fit, batch_size: int) -> dict[str, dict[str, float]]:
     return evaluator.score(fit.student, "student", [EvaluationSet("set", "a set", fit.rows, 1)])
 
 
+def rank_is_late(folder: Path, timeout: float) -> tuple[list[float], float]:
+    """A training, before which rank 1 reads its first window, and then its first forward compiles, for too long."""
+    from distill.distributed import join_ranks
+
+    ranks = join_ranks(BackendConfig(name="ddp", device="cpu", threads=1, timeout=timeout))
+    teacher, student, rows = make_model("bert", 1).requires_grad_(False), new_student(), make_rows(8)
+    settings = TrainConfig(batch_size=2, epochs=1)
+    made = Fit(folder, tiny.make_tokenizer(), rows, teacher, student, settings=settings, ranks=ranks)
+    if ranks.rank == 1:
+        waits = iter([1.5 * timeout])
+        student.register_forward_pre_hook(lambda *_: time.sleep(next(waits, 0.0)))
+        window = made.batches.window
+        slow = lambda step: time.sleep(1.5 * timeout * (step == 0)) or window(step)  # noqa: E731
+        object.__setattr__(made.batches, "window", slow)
+    made.run()
+    ranks.close()
+    return [line["loss/total"] for line in made.logs], ranks.traffic.exchange_seconds
+
+
+def test_a_rank_may_read_and_compile_for_longer_than_an_exchange_waits(tmp_path: Path) -> None:
+    (losses, seconds), (others, _) = run_ranks(2, tmp_path / "out", rank_is_late, tmp_path, 2.0)
+    assert losses == others and len(losses) > 1
+    assert seconds < 2.0, "the wait before the first exchange is none of it"
+
+
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     folder = tmp_path_factory.mktemp("ranks")
@@ -205,10 +230,11 @@ def test_two_processes_train_and_score_as_one(fit: Make, teacher: Any, two_ranks
 def test_one_collective_call_a_step(two_ranks: list[Any]) -> None:
     """Gradients, losses, the next counts and wishes to stop together; the first counts, and a barrier at the end.
 
-    At the one checkpoint, which is at the end, rank 0 says whether it was written: the length of that, and it.
+    Two more come before the first counts and the first exchange, for which a rank may take its time. At the one
+    checkpoint, which is at the end, rank 0 says whether it was written: the length of that, and it.
     """
     for rank in two_ranks:
-        assert rank["collectives"] == len(rank["losses"]) + 2 + 2
+        assert rank["collectives"] == len(rank["losses"]) + 2 + 2 + 2
 
 
 def test_no_rank_goes_on_to_score_while_the_first_still_saves(two_ranks: list[Any]) -> None:

@@ -60,11 +60,13 @@ class GradientSync:
         """Wrap forward and the one backward of a micro-batch; `last` is true for the last one of the window.
 
         With `sync=window` the exchange begins during the last backward, segment by segment, unless `overlap` is false
-        because the gradient is still to be changed before `all_reduce_gradients`. With `sync=every` the gradients are
-        exchanged after each micro-batch, for comparison; that of the last one happens in `all_reduce_gradients`.
+        because the gradient is still to be changed before `all_reduce_gradients`, or it is the first of all. With
+        `sync=every` the gradients are exchanged after each micro-batch, for comparison; that of the last one happens in
+        `all_reduce_gradients`.
         """
-        every = self.ranks.settings.sync == "every"
-        self._bucket.on_completion(self._start if last and overlap and self.ranks.size > 1 and not every else None)
+        every, is_first = self.ranks.settings.sync == "every", self.ranks.traffic.num_syncs == 0
+        begins = last and overlap and self.ranks.size > 1 and not (every or is_first)
+        self._bucket.on_completion(self._start if begins else None)
         yield
         self._bucket.on_completion(None)
         if self.ranks.size > 1 and every and not last:
@@ -104,6 +106,8 @@ class GradientSync:
 
     def _exchange(self) -> None:
         """Sum the bucket over the ranks, in place: start the segments that are not under way yet, then wait for all."""
+        if self.ranks.traffic.num_syncs == 0:
+            self.ranks.barrier()  # one may compile its kernels for longer than the others wait in an exchange
         self.ranks.traffic.num_syncs += 1
         for number in range(len(self._under_way), len(self._bucket.segments)):
             self._start(number)

@@ -116,6 +116,13 @@ def reshard(model: nn.Module) -> None:
         module.reshard()
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model computes, which is not where its parts lie that are offloaded to the host."""
+    weights = list(model.parameters())
+    sharded = next((weight for weight in weights if isinstance(weight, DTensor)), None)
+    return weights[0].device if sharded is None else _device(sharded.device_mesh)
+
+
 def local(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor; all of it where it is not sharded. Both share their memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

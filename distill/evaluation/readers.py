@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from distill.config.settings import PrecisionConfig
 from distill.distributed import Ranks
-from distill.distributed.shard import is_sharded, without_gradients
+from distill.distributed.shard import without_gradients
 from distill.models.blocks import in_evaluation_mode
 from distill.models.kernels.packed_linear import pack_for_evaluation
 from distill.models.language_model import LanguageModel, Outputs, OutputSpec, idle_forward
-from distill.models.precision import dtype_of
+from distill.models.precision import dtype_of, in_fp32
 from distill.teacher.distributions import mixed_logits
 
 
@@ -95,28 +95,8 @@ class Readers:
     def evaluating(self, model: Any) -> Iterator[None]:
         """Evaluation mode without gradients, in the format of evaluation, and back to what was before."""
         form = dtype_of(self.precision.evaluate)
-        with in_evaluation_mode(model), self.on_device(model), without_gradients(model, form):
+        with in_evaluation_mode(model), in_fp32(model, self.ranks.device), without_gradients(model, form):
             yield
-
-    @contextmanager
-    def on_device(self, model: Any) -> Iterator[None]:
-        """The model on this rank's device, and back: a teacher whose copy is trained from waits on the host.
-
-        Of several teachers some may wait while others are trained from as they are.
-        """
-        parts = list(model.members) if isinstance(model, MeanModel) else [model]
-        before = {}
-        for part in parts:
-            first = next(part.parameters(), None) if isinstance(part, nn.Module) else None
-            if first is not None and first.device.type != self.ranks.device.type and not is_sharded(part):
-                before[part] = first.device
-        try:
-            for part in before:
-                part.to(self.ranks.device)
-            yield
-        finally:
-            for part, device in before.items():
-                part.to(device)
 
     @contextmanager
     def timed(self) -> Iterator[None]:

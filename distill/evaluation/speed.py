@@ -12,7 +12,7 @@ from distill.distributed import Ranks
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.sets import EvaluationSet
 from distill.models.check import available
-from distill.models.precision import dtype_of, wait_for
+from distill.models.precision import dtype_of, in_fp32, wait_for
 from distill.runtime.errors import SettingError
 from distill.runtime.host import is_out_of_memory
 
@@ -35,7 +35,7 @@ def tokens_per_second(evaluator: Evaluator, models: list[Any], data: EvaluationS
     seconds: list[list[float]] = [[] for _ in models]
     with ExitStack() as entered:
         for model in models:  # once, and not in every round; before it is packed, which copies its buffers
-            entered.enter_context(readers.on_device(model))
+            entered.enter_context(in_fp32(model, scoring.ranks.device))
         packed = [readers.pack(model) for model in models]
         entered.enter_context(uncompiled(packed))
         for _ in range(ROUNDS + 1):

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.data.sequence_format import padding_of
 from distill.distributed import Ranks
-from distill.distributed.shard import local, plain_class
+from distill.distributed.shard import device_of, local, plain_class
 from distill.models.blocks import depth_of, in_evaluation_mode
 from distill.models.kind import CAUSAL, CLASSES, MASKED, ModelKind, kind_in_memory
 from distill.models.language_model import LAST, LanguageModel, OutputSpec, outputs_of_few
@@ -64,7 +64,7 @@ def check_model(model: Any, setting: str, kind: ModelKind = MASKED) -> None:
 
 def _read_and_expected(model: Any, kind: ModelKind, depth: int | None) -> list[tuple[Tensor, Tensor]]:
     """What is read of a few tokens beside what the model's own forward gives: hidden states, and logits."""
-    ids = torch.arange(8, device=next(model.parameters()).device)[None]
+    ids = torch.arange(8, device=device_of(model))[None]
     layers = (LAST,) if depth is None else (*range(depth), LAST)
     states = {} if depth is None else {"output_hidden_states": True}
     with torch.no_grad(), in_evaluation_mode(model):

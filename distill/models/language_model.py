@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 
-from distill.distributed.shard import is_root, join_outputs, plain_class
+from distill.distributed.shard import device_of, is_root, join_outputs, plain_class
 from distill.models.blocks import block_list, checkpointed, depth_of, in_evaluation_mode
 from distill.models.kernels.masks import Layout, document_bounds, layout_known, makes_known_masks
 from distill.models.known_layers import last_block_at
@@ -251,7 +251,7 @@ class LanguageModel(nn.Module):
 
         Weights must not change inside. (Their version does not show it: the fused AdamW leaves it as it is.)
         """
-        device = next(self.parameters()).device
+        device = device_of(self)
         # Autocast drops its copies when the outermost of its contexts ends: this one, which itself casts nothing.
         with torch.autocast(device.type, enabled=False):
             self._casts = {}
@@ -285,7 +285,7 @@ def _without_advice_on_masks() -> Iterator[None]:
 @torch.no_grad()
 def has_head(model: LanguageModel, head: str) -> bool:
     """Whether a model in evaluation mode has a head of this name in HEADS, as two tokens show."""
-    ids = torch.zeros(1, 2, dtype=torch.long, device=next(model.parameters()).device)
+    ids = torch.zeros(1, 2, dtype=torch.long, device=device_of(model))
     try:
         model({"input_ids": ids}, None, OutputSpec(extra=(head,)))
     except ValueError:
@@ -296,7 +296,7 @@ def has_head(model: LanguageModel, head: str) -> bool:
 @torch.no_grad()
 def idle_forward(model: Any) -> None:
     """A forward of one token, for a rank that takes part so that the others can compute."""
-    ids = torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device)
+    ids = torch.zeros(1, 1, dtype=torch.long, device=device_of(model))
     LanguageModel(model)({"input_ids": ids}, None, OutputSpec(layers=(LAST,)))
 
 
@@ -502,7 +502,7 @@ def outputs_of_few(model: Any, spec: OutputSpec, ids: Tensor | None = None, **in
         ids: [B, S]; None: eight tokens.
         inputs: what else the model takes, and `documents`.
     """
-    device = next(model.parameters()).device
+    device = device_of(model)
     ids = torch.arange(8)[None] if ids is None else ids
     documents = inputs.pop("documents", None)
     moved = {name: value.to(device) for name, value in {"input_ids": ids, **inputs}.items()}

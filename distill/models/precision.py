@@ -3,12 +3,15 @@
 import math
 import os
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch import nn
 
 from distill.config.settings import PrecisionConfig
+from distill.distributed.shard import is_sharded
 
 MODELS = ("student", "teacher", "evaluate")
 MIN_SPEEDUP = 1.2  # times as fast as fp32: below it bf16 is not worth its rounding
@@ -23,6 +26,26 @@ def dtype_of(value: str) -> torch.dtype:
 def autocast(value: str, device: torch.device) -> AbstractContextManager[object]:
     """The context of a model's forward."""
     return nullcontext() if value == "fp32" else torch.autocast(device.type, dtype_of(value))
+
+
+@contextmanager
+def in_fp32(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """A model in fp32 on `device`: what is in another format or elsewhere is a copy while it is open, and then let go.
+
+    One that is sharded is left alone.
+    """
+    kept = []
+    try:
+        for tensor in () if is_sharded(model) else (*model.parameters(), *model.buffers()):
+            widens = isinstance(tensor, nn.Parameter) and tensor.is_floating_point()
+            before = tensor.data
+            if (wanted := before.to(device, torch.float32 if widens else None)) is not before:
+                kept.append((tensor, before))
+                tensor.data = wanted
+        yield
+    finally:
+        for tensor, before in kept:
+            tensor.data = before
 
 
 def set_products(settings: PrecisionConfig, device: torch.device) -> None:

@@ -12,6 +12,7 @@ from distill.models.check import check_model
 from distill.models.kind import MASKED, ModelKind, saved_class
 from distill.models.load import HubOptions, bundled_folder, load_pretrained, load_tokenizer, model_folder
 from distill.models.loaded import custom_model, tokenizer_in_memory
+from distill.models.precision import in_fp32
 from distill.runtime.errors import SettingError
 
 TITLES = {"bundled_small": "the small bundled teacher", "bundled_deep": "the deep bundled teacher"}
@@ -32,6 +33,7 @@ def load_teacher(
     mapped: bool = False,
     setting: str = "teacher",
     has_head: bool = True,
+    gpu: torch.device | None = None,
 ) -> tuple[Any, PreTrainedTokenizerBase, str]:
     """The frozen teacher in evaluation mode, its tokenizer and its name for the report.
 
@@ -39,6 +41,8 @@ def load_teacher(
         mapped: as `load_pretrained` has it; a model of the user's is in memory, but is not checked yet either.
         setting: what error lines call it.
         has_head: else its head, which nobody is to read, begins at random, the same one whenever it is loaded.
+        gpu: where a saved one is from the start, in the format of its files, which the ranks of a host read once for
+            all; `in_fp32` opens it for what is computed as published. None: each has it in fp32 on the host.
     """
     if (make := settings.custom) is not None:
         tokenizer = teacher_tokenizer(settings, kind, setting)
@@ -55,7 +59,13 @@ def load_teacher(
     with nullcontext() if has_head else torch.random.fork_rng([]):
         if not has_head:
             torch.default_generator.manual_seed(0)
-        model = load_pretrained(f"{setting}.path", path, kind, _hub(settings), new_heads=not has_head, mapped=mapped)
+        model = load_pretrained(
+            f"{setting}.path", path, kind, _hub(settings), new_heads=not has_head, mapped=mapped or gpu is not None
+        )
+    if gpu is not None and not mapped:
+        model.to(gpu)  # before a file may be cut or written anew
+        with in_fp32(model, gpu):
+            check_model(model, f"{setting}.path={path}", kind)
     model.requires_grad_(False).eval()
     return model, teacher_tokenizer(settings, kind, setting), TITLES.get(settings.path or "", path)
 

@@ -9,8 +9,8 @@ have chosen is scored beside them, and the best of all is taken.
 import logging
 import math
 import time
-from collections.abc import Collection, Mapping
-from copy import deepcopy
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from distill.models.blocks import block_list
 from distill.models.kind import ModelKind
 from distill.models.language_model import LAST, NO_OUTPUTS, LanguageModel, OutputSpec
 from distill.models.layers import AUTO, RULES, block_prefix, choose_layers, number_of_layers
+from distill.models.precision import in_fp32
 from distill.models.student import from_layers
 from distill.objective.objective import Objective
 from distill.objective.terms import Term
@@ -128,13 +129,12 @@ def find_layers(
         return {"layers": choose_layers(AUTO, count, available)}
 
     def search() -> dict[str, Any]:
-        whole_teacher = on_device(teacher, ranks, "student.layers", AUTO, "name the layers, such as first")
         tokens = CAUSAL_TOKENS if prediction.label == Clm.task else TOKENS
         num_sequences = max(LEAST_SEQUENCES, tokens // batches.sequences.shape[1])
         if math.comb(available, count) > MOST_SUBSETS:
             num_sequences //= DEEP
         first = [batch.to(ranks.device) for batch in batches.first(num_sequences)]
-        score = Losses(settings, whole_teacher, prediction, first, ranks.device)
+        score = Losses(settings, teacher, prediction, first, ranks.device)
         if not score.counts[0]:
             raise SettingError(
                 f"student.layers=auto scores layers by what is to be predicted, and the first {score.num_sequences:,} "
@@ -144,26 +144,21 @@ def find_layers(
         logger.info(table_of(found))
         return found.model_dump()
 
-    found: dict[str, Any] = ranks.decide(search)
+    opened = on_device(teacher, ranks, "student.layers", AUTO, "name the layers, such as first")
+    found: dict[str, Any] = ranks.decide(opened(search))
     return found
 
 
-def on_device(teacher: Any, ranks: Ranks, setting: str, value: Any, cure: str) -> Any:
-    """The whole teacher on this rank's device, in fp32, as it is loaded where nothing is sharded.
-
-    One that is yet to be sharded stays where it is and in its format, and this is a copy.
+@contextmanager
+def on_device(teacher: Any, ranks: Ranks, setting: str, value: Any, cure: str) -> Iterator[None]:
+    """The whole teacher on this rank's device in fp32 while it is open, also one that is yet to be sharded.
 
     Raises:
         SettingError: the device has no room for it, as that setting needs it.
     """
-    if not ranks.shards:
-        return teacher.to(ranks.device)
     try:
-        memo = {
-            id(parameter): nn.Parameter(parameter.detach().to(ranks.device, torch.float32), False)
-            for parameter in teacher.parameters()
-        }
-        return deepcopy(teacher, dict(memo)).to(ranks.device)
+        with in_fp32(teacher, ranks.device):
+            yield
     except torch.cuda.OutOfMemoryError:
         problem = "it needs the whole teacher on one device, which has no room for it"
         raise SettingError(problem, setting=setting, value=value, cure=cure) from None

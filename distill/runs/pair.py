@@ -23,6 +23,7 @@ from distill.models.export_folder import try_export
 from distill.models.kind import ModelKind
 from distill.models.load import load_pretrained, load_tokenizer
 from distill.models.loaded import load_weights, model_digest, saved_digest
+from distill.models.precision import in_fp32
 from distill.models.student import make_student
 from distill.models.teacher import teacher_path
 from distill.objective.build import bind_terms
@@ -131,7 +132,10 @@ def load_teachers(config: Config, task: Task, terms: dict[str, Term], ranks: Ran
         not kind.vocabulary or isinstance(term, VocabularyTerm) for term in terms.values() if term.needs_teacher
     )
     reads_head |= layers_are_open(config.student)  # which are searched for by the teacher's predictions
-    members, shared = load_members(config, kind, ranks.shards_teacher, reads_head)
+    # A callable of the user's, and a run that only starts from layers, get it on the host.
+    is_placed = config.student.custom is None and any(term.needs_teacher for term in terms.values())
+    gpu = ranks.device if is_placed and ranks.device.type == "cuda" else None
+    members, shared = load_members(config, kind, ranks.shards_teacher, reads_head, gpu)
     tokenizer = find_tokenizer(config, task, shared)
     reads_same = shared is None or reads_same_tokens(tokenizer, shared, task.kind)
     vocabulary = len(tokenizer) if shared is None or not reads_same else min(len(tokenizer), len(shared))
@@ -184,7 +188,8 @@ def make_pair(
         student.to(next(teachers.teachers[0].model.parameters()).dtype)
     if task.kind.causal and config.corpus.cross_documents:
         for member in with_models(teachers.teachers):
-            check_packing(member.model, member.setting)
+            with in_fp32(member.model, ranks.device):
+                check_packing(member.model, member.setting)
         check_packing(student, "student")
     if not task.kind.vocabulary and not any(term.student_reads.extra for term in terms.values()):
         logger.warning(

@@ -51,19 +51,18 @@ def refit_student(
 
     def work() -> dict[str, Any]:
         began, precision = time.monotonic(), config.precision.student
-        whole = on_device(teacher, ranks, "student.refit", "true", "leave it at false")
         text, written, blocks = [batch.to(ranks.device) for batch in batches.first(SEQUENCES)], list[Batch](), []
         count = sum(len(batch.ids) for batch in text)
-        writes = kind.causal and hasattr(whole, "generate")
+        writes = kind.causal and hasattr(teacher, "generate")
         passes = (1 + writes) * sum(block + 1 + end for block, end in gaps) / depth + writes * WRITING
         logger.info(
             f"student.refit: fitting {counted(len(gaps), 'block')} before missing layers, on {count} training sequences"
             f"{' and as many that the teacher writes' if writes else ''}, in about "
-            f"{passes * count * seconds_of(whole, text[0], precision):,.0f} s"
+            f"{passes * count * seconds_of(teacher, text[0], precision):,.0f} s"
         )
         if writes:
-            written = write(whole, tokenizer, count, batches.shape[1], precision)
-        for one in refit(settings, whole, chosen, kind, precision, text + written):
+            written = write(teacher, tokenizer, count, batches.shape[1], precision)
+        for one in refit(settings, teacher, chosen, kind, precision, text + written):
             weights.update({name: weight.cpu() for name, weight in one.weights.items()})
             blocks.append(RefittedBlock(block=one.block, layer=one.end, before=one.before, after=one.after))
             what = "last state" if one.end == depth else f"input of layer {one.end}"
@@ -73,8 +72,9 @@ def refit_student(
         made = Refit(blocks=blocks, tokens=own + drawn, written=drawn, seconds=seconds)
         return {"layers": chosen, "refit": made.model_dump()}
 
+    opened = on_device(teacher, ranks, "student.refit", "true", "leave it at false")
     try:
-        found: dict[str, Any] = ranks.decide(work)
+        found: dict[str, Any] = ranks.decide(opened(work))
     except SettingError as error:
         if not is_auto:
             raise

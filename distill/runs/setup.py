@@ -182,12 +182,15 @@ def setup_teacher(teacher: Any, precision: PrecisionConfig, ranks: Ranks) -> Lan
     on_gpu = ranks.device.type == "cuda" and precision.teacher != "fp32" and not is_sharded(teacher)
     if on_gpu or precision.quantize_teacher is not None:
         frozen = frozen_copy(teacher, precision, ranks.device)
-        teacher.to("cpu")  # a search for layers has put it on the GPU; it waits on the host for its scores
+        dtype = dtype_of(precision.teacher)
+        if precision.quantize_teacher or any(weight.dtype != dtype for weight in teacher.parameters()):
+            teacher.to("cpu")  # it waits on the host for its scores; else the two have their weights in common
         _choose_attention(frozen, precision, ranks)
         # A buffer may make states of a user's model fp32: autocast alone multiplies these with such weights.
         rounded = isinstance(frozen, PreTrainedModel)
         return LanguageModel(frozen, precision.teacher, precision.kernels == "plain", rounded=rounded)
-    frozen = pack_teacher(ranks.place(teacher, dtype_of(precision.teacher)), precision, ranks.device)
+    widened = teacher if is_sharded(teacher) else teacher.float()  # for good, where it computes in fp32
+    frozen = pack_teacher(ranks.place(widened, dtype_of(precision.teacher)), precision, ranks.device)
     _choose_attention(frozen, precision, ranks)
     return LanguageModel(frozen, precision.teacher, precision.kernels == "plain")
 

@@ -8,6 +8,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from distill.config.base import flatten
@@ -58,7 +59,7 @@ class Member:
 
     name: str  # among `teacher.members`; ONLY for the only one
     weight: float  # its weight in the mean of all; they add up to 1
-    model: Any  # frozen, in evaluation mode, in fp32; None: what it says comes from elsewhere, see `with_models`
+    model: Any  # as `load_teacher` has it; None: what it says comes from elsewhere, see `with_models`
     title: str  # what the report calls it
     has_head: bool = (
         True  # that was trained; of a pre-trained model and another task, and of an encoder alone, it was not
@@ -101,12 +102,13 @@ def settings_by_member(config: Config) -> dict[str, TeacherSettings]:
 
 
 def load_members(
-    config: Config, kind: ModelKind, mapped: bool = False, reads_head: bool = True
+    config: Config, kind: ModelKind, mapped: bool = False, reads_head: bool = True, gpu: torch.device | None = None
 ) -> tuple[list[Member], PreTrainedTokenizerBase | None]:
     """All teachers of the run, and the tokenizer that they have in common: [], None where there is none.
 
     Args:
         mapped: as `load_pretrained` has it.
+        gpu: as `load_teacher` has it.
         reads_head: whether the logits of the only teacher are read; else it may be a model without that head.
 
     Raises:
@@ -116,7 +118,7 @@ def load_members(
     shared: PreTrainedTokenizerBase | None = None
     for name, alone in settings_by_member(config).items():
         has_head = reads_head or name != ONLY or not lacks_head(alone.model, kind)
-        model, tokenizer, title = load_teacher(alone.model, kind, mapped, alone.setting, has_head)
+        model, tokenizer, title = load_teacher(alone.model, kind, mapped, alone.setting, has_head, gpu)
         shared = shared or tokenizer
         if shared.get_vocab() != (vocabulary := tokenizer.get_vocab()):
             problem = f"its vocabulary ({len(vocabulary)} tokens) is not that of {members[0].setting} ({len(shared)})"

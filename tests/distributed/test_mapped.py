@@ -12,14 +12,16 @@ from distributed import run_ranks
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from vocabularies import vocabulary_of
 
-from distill.config.settings import BackendConfig
+from distill.config.settings import BackendConfig, TeacherConfig
 from distill.distributed import join_ranks
 from distill.distributed.mapped import parameters_on_meta, release
 from distill.distributed.shard import whole
 from distill.models.kind import CAUSAL
 from distill.models.load import load_pretrained
 from distill.models.loaded import model_digest
+from distill.models.teacher import load_teacher
 from distill.runs.setup import blocks_of
 
 MB = 1 << 20
@@ -77,6 +79,19 @@ def memory_of(path: Path, ranks: Any, trained: bool) -> dict[str, float]:
     return found
 
 
+def memory_of_whole(path: Path) -> dict[str, float]:
+    """MB of this process's own, and of the files, once a teacher for a GPU is read and checked."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    before = {kind: resident(kind) for kind in ("RssAnon", "RssFile")}
+    model, _, _ = load_teacher(TeacherConfig(path=str(path)), CAUSAL, gpu=torch.device("cpu"))
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    found = {kind: resident(kind) - before[kind] for kind in before}
+    assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
+    return found | {"bytes": sum(weight.nbytes for weight in model.parameters()) / MB}
+
+
 def divided_tensors(path: Path, ranks: Any) -> bool:
     """Whether the parts of all ranks are, put together, what the files hold."""
     model = load_pretrained("teacher.path", str(path), CAUSAL, mapped=True)
@@ -94,6 +109,7 @@ def on_a_rank(large: dict[str, Path], small: dict[str, Path]) -> dict[str, Any]:
     found: dict[str, Any] = {name: divided_tensors(path, ranks) for name, path in small.items()}
     for name, path in large.items():
         found[f"memory {name}"] = memory_of(path, ranks, trained=False)
+    found["memory whole"] = memory_of_whole(large["one file"])
     found["memory trained"] = memory_of(large["one file"], ranks, trained=True)
     ranks.close()
     return found
@@ -106,6 +122,7 @@ SMALL = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 101, "num_hid
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("models")
     large = {"one file": save(folder, "large")}
+    vocabulary_of("llama").save_pretrained(large["one file"])
     large["as on the Hub"] = as_on_the_hub(folder, large["one file"])
     small = {
         "tied": save(folder, "tied", **SMALL),
@@ -132,6 +149,12 @@ def test_a_rank_holds_its_part_alone(name: str, ranks: list[dict[str, Any]]) -> 
         assert found["read, own"] < 0.1 * size and found["read, of files"] < 0.2 * size, found
         assert found["hashed, of files"] < 0.2 * size, found
         assert found["divided, own"] < 0.65 * size and found["divided, of files"] < 0.2 * size, found
+
+
+def test_ranks_with_a_gpu_each_read_a_teacher_once_for_all(ranks: list[dict[str, Any]]) -> None:
+    """What a rank holds until its GPU does are pages of the file, which all of a host have in common."""
+    for found in (rank["memory whole"] for rank in ranks):
+        assert found["RssAnon"] < 0.1 * found["bytes"] and found["RssFile"] > 0.8 * found["bytes"], found
 
 
 def test_a_student_is_divided_in_fp32(ranks: list[dict[str, Any]]) -> None:

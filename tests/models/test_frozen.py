@@ -1,16 +1,24 @@
 """A teacher as a GPU has it: one copy, every weight in one format or quantised, beside the model that is scored."""
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from families import make_family
+from tiny import make_evaluator, make_masks, make_model, make_rows
 
-from distill.config.settings import PrecisionConfig
+from distill.config.settings import BackendConfig, EvaluateConfig, PrecisionConfig, StudentConfig, TeacherConfig
+from distill.distributed.single import Single
+from distill.evaluation.readers import MeanModel
+from distill.evaluation.sets import EvaluationSet
 from distill.models.kernels.frozen import frozen_copy
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
+from distill.models.loaded import model_digest
+from distill.models.student import make_student
+from distill.models.teacher import load_teacher
 from distill.runs import setup
 from distill.runtime.errors import SettingError
 
@@ -70,10 +78,41 @@ class OfUser(torch.nn.Module):
         return self.head(self.base_model(input_ids))
 
 
-def test_a_model_of_the_users_with_buffers_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Ranks that take the ways of a GPU, for which the processor stands."""
     monkeypatch.setattr(setup, "frozen_copy", lambda model, precision, _: frozen_copy(model, precision, CPU))
     monkeypatch.setattr(setup, "_choose_attention", lambda *_: None)
-    gpu: Any = SimpleNamespace(device=torch.device("cuda"))
+    return SimpleNamespace(device=torch.device("cuda"))
+
+
+@pytest.mark.parametrize(("published", "shared"), [(torch.bfloat16, True), (torch.float32, False)])
+def test_published_weights_are_there_once_and_give_the_same_numbers(
+    published: torch.dtype, shared: bool, tokenizer: Any, gpu: Any, tmp_path: Path
+) -> None:
+    make_model("bert", 2).to(published).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    settings = TeacherConfig(path=str(tmp_path))
+    on_host, teacher = load_teacher(settings)[0], load_teacher(settings, gpu=CPU)[0]
+    assert {weight.dtype for weight in teacher.parameters()} == {published}
+    assert model_digest(teacher) == model_digest(on_host)
+    starts = [make_student(StudentConfig(), model, tokenizer, 12).state_dict() for model in (teacher, on_host)]
+    assert all(torch.equal(tensor, starts[1][name]) for name, tensor in starts[0].items())
+    frozen = setup.setup_teacher(teacher, BF16, gpu)
+    addresses = [[weight.data_ptr() for weight in model.parameters()] for model in (frozen.model, teacher)]
+    assert (addresses[0] == addresses[1]) == shared
+    data = [EvaluationSet("rows", "", make_rows(8, shortest=5), 1)]
+    masks, ranks = make_masks(tokenizer, data[0].sequences), Single(BackendConfig(device="cpu"))
+    evaluator = make_evaluator(EvaluateConfig(batch_size=4), masks, PrecisionConfig(kernels="plain"), ranks)
+    assert evaluator.score(teacher, "teacher", data) == evaluator.score(on_host, "teacher", data)
+    both = [evaluator.score(MeanModel([model, on_host], [0.5, 0.5]), "both", data) for model in (teacher, on_host)]
+    assert both[0] == both[1]
+    assert [weight.data_ptr() for weight in teacher.parameters()] == addresses[1], "it is left as it was"
+    widened = setup.setup_teacher(teacher, PrecisionConfig(), ranks)
+    assert torch.equal(outputs(widened)[0], outputs(setup.setup_teacher(on_host, PrecisionConfig(), ranks))[0])
+
+
+def test_a_model_of_the_users_with_buffers_in_fp32(gpu: Any) -> None:
     placed = setup.setup_teacher(OfUser().eval(), BF16, gpu)
     assert outputs(placed)[1].dtype == torch.bfloat16
 
