@@ -11,12 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from families import CAUSAL, FAMILIES, make_family
+from families import CAUSAL, FAMILIES, make_family, without_dropout
 from job import distill
 from test_golden import RUNS
 from tiny import loop
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, flash_attention_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from distill.models.kernels.masks import NAME, use_known_masks
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
@@ -40,6 +44,7 @@ RUNS_OF = (
     "cache",
     "several",
 )
+FLASH = "flash_attention_2"
 OTHERWISE = ("deberta-v2", "gemma2", "mpnet")  # attend without SDPA, in ways of their own
 
 
@@ -130,3 +135,37 @@ def test_known_masks_hide_what_those_of_transformers_hide(family: str, rows: str
     assert not waits.places
     seen = torch.ones(36, dtype=torch.bool) if documents is None else documents.flatten() >= 0
     torch.testing.assert_close(found.head_rows[seen], expected.head_rows[seen], rtol=1e-5, atol=1e-5)
+
+
+def by_bounds(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **named: Any) -> Any:
+    """As flash attention of documents in one row: a causal one between each two bounds."""
+    assert mask is None
+    rows = [each.transpose(1, 2).flatten(0, 1).transpose(0, 1) for each in (query, key, value)]  # [heads, B * S, d]
+    places = torch.arange(rows[0].shape[1])
+    document = (places[:, None] >= named["cu_seq_lens_q"]).sum(-1)
+    seen = (document[:, None] == document) & (places[:, None] >= places)
+    made = scaled_dot_product_attention(*rows, attn_mask=seen, scale=named.get("scaling"), enable_gqa=True)
+    return made.transpose(0, 1).view(len(query), query.shape[2], *made.shape[::2]), None
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen3", "gpt_neox"])
+@pytest.mark.parametrize("rows", ["full", "padded", "packed"])
+def test_flash_attention_is_told_the_bounds_of_documents(
+    family: str, rows: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several sequences: transformers finds them itself, on the device, and of one sequence alone."""
+    model = without_dropout(family)
+    inputs, documents = inputs_of(family, rows)
+    lengths = {"full": [12, 12, 12], "padded": [7, 5, 11, 1, 12], "packed": [5, 5, 2, 12, 7, 5]}[rows]
+    spec, seen = OutputSpec(layers=(LAST,)), documents is None or documents >= 0
+    with torch.no_grad():
+        expected = LanguageModel(model)(inputs, documents, spec).hidden[LAST]
+        monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, FLASH, by_bounds)
+        monkeypatch.setitem(ALL_MASK_ATTENTION_FUNCTIONS._global_mapping, FLASH, flash_attention_mask)  # and back
+        model.config._attn_implementation = FLASH
+        use_known_masks(model)
+        with Waits() as waits, Lists() as lists:
+            told = {**inputs, "document_lengths": torch.tensor(lengths)}
+            found = LanguageModel(model)(told, documents, spec).hidden[LAST]
+    assert not waits.places + lists.places
+    torch.testing.assert_close(found[seen], expected[seen], rtol=1e-4, atol=1e-4)

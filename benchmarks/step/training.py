@@ -142,7 +142,8 @@ def train_plainly(source: Batches, pair: tuple[Any, Any], variant: Variant, step
 def plain_loss(student: Any, teacher: Any, batch: Batch, variant: Variant) -> torch.Tensor:
     """The loss of one micro-batch, means over its own positions, which boolean masks select."""
     attended, (task, (positions, values)) = torch.ones_like(batch.ids), next(iter(batch.labels.items()))
-    inputs: dict[str, Any] = {**batch.inputs, "output_hidden_states": True}
+    inputs: dict[str, Any] = {name: value for name, value in batch.inputs.items() if name != "document_lengths"}
+    inputs["output_hidden_states"] = True
     inputs |= {"use_cache": False} if task == "clm" else {"attention_mask": attended}
     with torch.no_grad(), autocast(variant.precision.teacher, batch.ids.device):
         teacher_output = teacher(**inputs)

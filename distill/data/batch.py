@@ -25,7 +25,8 @@ class Batch:
     """One micro-batch of B sequences of S tokens, with its targets.
 
     Attributes:
-        inputs: what the models take besides masks, such as `input_ids` [B, S].
+        inputs: what the models take besides masks, such as `input_ids` [B, S]; of a causal model also
+            `document_lengths` [D], of all documents of the sequences one after the other, padding among them.
         documents: [B, S] int64, the number of the document that a position belongs to in its sequence, -1 at padding;
             None: no padding, and one document a sequence.
         labels: the targets, with `positions` and `targets`, by task, such as `mlm`; the tokens to predict come first.

@@ -174,20 +174,21 @@ class LanguageModel(nn.Module):
     def forward(self, inputs: dict[str, Tensor], documents: Tensor | None, spec: OutputSpec) -> Outputs:
         """
         Args:
-            inputs: `input_ids` [B, S] and whatever else the model takes.
+            inputs: as a `Batch` has them: `input_ids` [B, S] and whatever else the model takes.
             documents: [B, S], negative at padding.
 
         Raises:
             ValueError: queries and keys of a model that does not record them, as DeBERTa and MPNet do not, or
                 a head that it does not have, or its forward does not call its encoder or its output embedding.
         """
-        # Where positions start anew with each document they separate the documents, and a mask would undo that.
-        attention = None if documents is None or "position_ids" in inputs else documents >= 0
+        inputs = _without_segments(inputs, self.model)
+        bounds = document_bounds(self.model, inputs.pop("document_lengths", None), inputs["input_ids"].shape[1])
+        # Where bounds, or positions that start anew, separate the documents, a mask would undo that.
+        attention = None if documents is None or bounds or "position_ids" in inputs else documents >= 0
         if attention is not None and isinstance(self.model, PreTrainedModel):
             attention = attention.long()  # which is what transformers calls it: DeBERTa takes it from 1
         # A model that is sharded over ranks is made whole in its own forward alone.
         model = self.model if spec.head or spec.extra or is_root(self.model) else self.model.base_model
-        inputs = _without_segments(inputs, self.model)
         layout = Layout(attention is not None, inputs.get("position_ids"))
         if attention is None and makes_known_masks(self.model):
             attention = torch.ones_like(inputs["input_ids"])  # else causal models ask for it in their positions
@@ -198,7 +199,7 @@ class LanguageModel(nn.Module):
             record = entered.enter_context(_watched(self.model, spec, self.plain))
             if self.model.training and torch.is_grad_enabled():
                 entered.enter_context(checkpointed(self._checkpointed))
-            further = _without_cache(plain_class(self.model).forward) | document_bounds(self.model, layout.positions)
+            further = _without_cache(plain_class(self.model).forward) | bounds
             output = model(**inputs, attention_mask=attention, **further)
         name = plain_class(self.model).__name__
         if missing := [block for block in spec.qkv if ("qkv", block) not in record]:

@@ -49,13 +49,14 @@ def in_fp32(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 def set_products(settings: PrecisionConfig, device: torch.device) -> None:
-    """How GPUs multiply matrices in fp32 (`precision.tf32`), and whether they repeat their sums exactly.
+    """How GPUs multiply and convolve in fp32 (`precision.tf32`), and whether they repeat their sums exactly.
 
     Called before the first product: cuBLAS reads its variable once. Processors repeat theirs in any case.
     """
     if device.type != "cuda":
         return
     torch.set_float32_matmul_precision("high" if settings.tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = settings.tf32  # not by fp32_precision: torch refuses the two forms side by side
     # Without warn_only, since attention takes its deterministic backward only then.
     torch.use_deterministic_algorithms(settings.deterministic)
     if settings.deterministic:

@@ -31,8 +31,8 @@ class LiveTeacher:
                 yield from self._forward(part, specs)
 
     def _parts(self, window: list[Batch]) -> Iterator[list[Batch]]:
-        """Batches in a row that go into one forward: those of labelled texts may differ in length."""
-        for _, of_length in groupby(window, lambda batch: batch.ids.shape[1]):
+        """Batches in a row that go into one forward: labelled texts may differ in length, positions may restart."""
+        for _, of_length in groupby(window, lambda batch: (batch.ids.shape[1], "position_ids" in batch.inputs)):
             alike = list(of_length)
             for start in range(0, len(alike), self.micro_batches):
                 yield alike[start : start + self.micro_batches]

@@ -70,14 +70,17 @@ def test_batches_are_those_of_a_loop(rows_format: SequenceFormat, packed: bool, 
         batch = collated(rows, CausalLM(rows_format, packed))
         assert ("position_ids" in batch.inputs) == packed and list(batch.labels) == ["clm"]
         found = dict(zip(*(each.tolist() for each in batch.targets), strict=True))
-        expected = {}
+        expected, starts = {}, list[int]()
         for number, row in enumerate(rows):
             positions, documents, targets = naive(row, packed)
             assert CausalLM(rows_format, packed).documents(rows)[number].tolist() == documents
             if packed:
                 assert batch.inputs["position_ids"][number].tolist() == positions
+                starts += [number * 11 + column for column, position in enumerate(positions) if position == 0]
             expected |= {number * 11 + column: id_ for column, id_ in enumerate(targets) if id_ is not None}
         assert found == expected and FILL not in found.values()
+        lengths = batch.inputs["document_lengths"]
+        assert lengths.sum() == rows.size and (not packed or [0, *lengths.cumsum(0).tolist()[:-1]] == starts)
         valid = rows != FILL
         assert batch.num_valid == valid.sum() and batch.row_ids.tolist() == list(range(7, 13))
         np.testing.assert_array_equal(batch.ids.numpy(), np.where(valid, rows, 0))

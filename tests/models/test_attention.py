@@ -1,7 +1,6 @@
 """Attention as batched products is torch's SDPA in value and gradient; what dropout drops belongs to the sequence."""
 
 import copy
-from itertools import pairwise
 from typing import Any
 
 import families
@@ -10,7 +9,6 @@ import tiny
 import torch
 from torch import Tensor
 from transformers import AutoConfig
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from distill.models.kernels import CAUSAL_FAMILIES, FAMILIES
 from distill.models.kernels import attention as batched
@@ -50,31 +48,6 @@ def hidden(model: Any, rows: str, chosen: list[int]) -> Tensor:
 def trained(model: Any) -> list[torch.nn.Parameter]:
     """What the last hidden state depends on."""
     return [p for name, p in model.base_model.named_parameters() if "pooler" not in name]
-
-
-def by_bounds(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **named: Any) -> Any:
-    """As flash attention of documents in one row: a causal one within each two bounds."""
-    assert mask is None
-    rows = [each.transpose(1, 2).flatten(0, 1).transpose(0, 1) for each in (query, key, value)]  # [heads, B * S, d]
-    bounds = named["cu_seq_lens_q"].tolist()
-    parts = [
-        torch.nn.functional.scaled_dot_product_attention(
-            *(each[:, low:high] for each in rows), is_causal=True, scale=named.get("scaling"), enable_gqa=True
-        )
-        for low, high in pairwise(bounds)
-    ]
-    return torch.cat(parts, 1).transpose(0, 1).view(len(query), query.shape[2], *parts[0].shape[::2]), None
-
-
-@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen3", "gpt_neox"])
-def test_flash_attention_keeps_the_documents_of_several_sequences_apart(
-    family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = families.without_dropout(family)
-    expected = hidden(model, "packed", [0, 1, 2, 3])
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "flash_attention_2", by_bounds)
-    model.config._attn_implementation = "flash_attention_2"
-    torch.testing.assert_close(hidden(model, "packed", [0, 1, 2, 3]), expected, rtol=1e-4, atol=1e-4)
 
 
 LAYOUTS = [(family, rows) for family in FAMILIES for rows in ("full", "padded")]

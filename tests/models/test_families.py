@@ -101,7 +101,8 @@ def logits_of(model: Any, batch: Batch) -> Tensor:
     # Packed rows tell documents apart by their positions: a mask would undo that.
     mask = None if batch.documents is None or "position_ids" in batch.inputs else (batch.documents >= 0).long()
     cache = {"use_cache": False} if "position_ids" in batch.inputs else {}
-    logits = model(**batch.inputs, attention_mask=mask, **cache).logits.flatten(0, 1)
+    inputs = {name: value for name, value in batch.inputs.items() if name != "document_lengths"}
+    logits = model(**inputs, attention_mask=mask, **cache).logits.flatten(0, 1)
     return logits if batch.valid_positions is None else logits[batch.valid_positions]
 
 

@@ -127,7 +127,7 @@ def test_the_influence_of_a_layer_is_how_far_it_turns_its_input(family: str) -> 
     score = Losses(settings, model, Prediction(kind, label, 40, "fp32"), batches, torch.device("cpu"))
     made = from_layers(settings, model, [0, 2], kind, alias=True).eval()
     with torch.no_grad():
-        states = made.base_model(**batches[0].inputs, output_hidden_states=True).hidden_states
+        states = made.base_model(batches[0].ids, output_hidden_states=True).hidden_states
     turned = [float(1 - cosine_similarity(*pair, dim=-1).mean()) for pair in pairwise(states)]
     found = score.influence((0, 2))
     assert found[0] == pytest.approx(turned[0], abs=1e-5)

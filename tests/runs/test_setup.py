@@ -76,17 +76,19 @@ def test_what_gpus_multiply_in_and_repeat(settings: PrecisionConfig, monkeypatch
     for name in names:
         monkeypatch.setenv(name, "")  # and as it was, after the test
         monkeypatch.delenv(name)
-    before = torch.get_float32_matmul_precision()
+    before, of_convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     try:
         set_products(settings, torch.device("cpu"))
         assert torch.get_float32_matmul_precision() == before and not torch.are_deterministic_algorithms_enabled()
         set_products(settings, torch.device("cuda"))
         assert torch.get_float32_matmul_precision() == ("high" if settings.tf32 else "highest")
+        assert torch.backends.cudnn.allow_tf32 == torch.backends.cuda.matmul.allow_tf32 == settings.tf32
         assert torch.are_deterministic_algorithms_enabled() == settings.deterministic
         assert all((name in os.environ) == settings.deterministic for name in names)
         assert not torch.is_deterministic_algorithms_warn_only_enabled(), "attention would stay as it is"
     finally:
         torch.set_float32_matmul_precision(before)
+        torch.backends.cudnn.allow_tf32 = of_convolutions
         torch.use_deterministic_algorithms(False)
         torch.utils.deterministic.fill_uninitialized_memory = True
 

@@ -12,12 +12,14 @@ import torch
 from families import make
 from job import Shelf, distill, results
 from pairs import window
-from tiny import HIDDEN, make_model, make_rows, make_tokenizer, only, records, text_config
+from tiny import HIDDEN, PAD, SEP, make_batches, make_model, make_rows, make_tokenizer, only, records, text_config
 from torch import Tensor
 from transformers import AutoModel
 
 from distill.config.settings import BackendConfig, StudentConfig, TeacherConfig
 from distill.data.batch import Batch
+from distill.data.collate.clm import CausalLM
+from distill.data.sequence_format import SequenceFormat
 from distill.distributed.single import Single as OneRank
 from distill.models.language_model import LAST, Head, LanguageModel, OutputSpec
 from distill.models.pooling import CLS, MEAN, saved_pooling
@@ -59,6 +61,21 @@ def test_a_joint_forward_is_cut_up_by_batch(family: str, case: str) -> None:
             size = (len(batch.ids), 1, *[batch.ids.shape[1]] * 2)
             masks = [torch.ones(size).bool() if m is None else m.expand(size) for m in (found.mask, expected.mask)]
             assert torch.equal(*(each.transpose(1, 2)[valid] for each in masks)) and found.scaling == expected.scaling
+
+
+def test_a_joint_forward_keeps_documents_apart_where_the_first_batch_has_one_a_sequence() -> None:
+    rows = make_rows(6)
+    rows[4:, 5] = SEP  # two documents, in the last of three batches alone
+    model, clm = (
+        LanguageModel(make("llama")),
+        CausalLM(SequenceFormat(None, None, None, SEP, None, PAD, 1), packed=True),
+    )
+    batches = make_batches(rows, clm, 2, 3).window(0)
+    batches.sort(key=lambda batch: "position_ids" in batch.inputs)
+    wanted = lambda batch: OutputSpec(layers=(LAST,))  # noqa: E731
+    joint, alone = (list(LiveTeacher(model, number).outputs(batches, wanted)) for number in (3, 1))
+    for one, other in zip(joint, alone, strict=True):
+        torch.testing.assert_close(one.outputs.hidden[LAST], other.outputs.hidden[LAST])
 
 
 @pytest.mark.parametrize("head", [False, True])

@@ -54,9 +54,10 @@ class CausalLM:
         predicts = np.zeros_like(valid)
         predicts[:, :-1] = (valid & loss_mask_of(tokens))[:, 1:] & (documents[:, 1:] == documents[:, :-1])
         targets, positions = np.roll(ids, -1, axis=1), np.flatnonzero(predicts)
-        inputs = {"input_ids": torch.from_numpy(np.where(valid, ids, 0))}
+        inputs, places = {"input_ids": torch.from_numpy(np.where(valid, ids, 0))}, _restarting(documents)
         if self.packed and documents[:, -1].any():  # else positions are those that every model takes anyway
-            inputs["position_ids"] = torch.from_numpy(_restarting(documents))
+            inputs["position_ids"] = torch.from_numpy(places)
+        inputs["document_lengths"] = torch.from_numpy(np.diff(np.flatnonzero(places == 0), append=places.size))
         return Batch(
             inputs=inputs,
             documents=None if valid.all() else torch.from_numpy(np.where(valid, 0, PADDING)),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, flash_attention_mask, sdpa_mask
 
 PREFIX = "distill_"  # of the names, in transformers' lists, of attention that gets its masks from `known_mask`
 NAME = PREFIX + "sdpa"
@@ -46,7 +46,9 @@ _layout: ContextVar[Layout | None] = ContextVar("layout", default=None)
 
 
 def use_known_masks(model: Any) -> None:
-    """Let a model that attends by torch's SDPA get its masks from `known_mask`; any other is left as it is."""
+    """Let a model that attends by torch's SDPA, or by flash attention, get its masks from here; others are left."""
+    if attention_of(model).startswith(FLASH):  # under its own name, by which transformers finds the kernel
+        AttentionMaskInterface.register(attention_of(model), known_padding)
     if attention_of(model) == "sdpa":
         AttentionInterface.register(NAME, sdpa_attention_forward)
         AttentionMaskInterface.register(NAME, known_mask)
@@ -59,21 +61,20 @@ def attention_of(model: Any) -> str:
 
 
 def makes_known_masks(model: Any) -> bool:
-    """Whether the masks of a model come from `known_mask`, also while its attention is recorded."""
-    return attention_of(model).startswith(PREFIX)
+    """Whether the masks of a model come from here, also while its attention is recorded."""
+    name = attention_of(model)
+    return name.startswith(PREFIX) or ALL_MASK_ATTENTION_FUNCTIONS.get(name) is known_padding
 
 
-def document_bounds(model: Any, positions: Tensor | None) -> dict[str, Any]:
-    """Arguments by which flash attention keeps documents apart; none for other attention, which has a mask.
+def document_bounds(model: Any, lengths: Tensor | None, longest: int) -> dict[str, Any]:
+    """Arguments by which flash attention keeps documents of these lengths [D] apart, of all sequences in one row.
 
-    transformers makes them of the positions itself, but of a batch of one sequence alone: of more it lets documents see
-    each other.
+    None for other attention, which has a mask. transformers makes them of the positions itself, but of a batch of one
+    sequence alone: of more it lets documents see each other.
     """
-    if positions is None or not attention_of(model).startswith(FLASH):
+    if lengths is None or not attention_of(model).startswith(FLASH):
         return {}
-    starts = (positions.flatten() == 0).nonzero()[:, 0]  # of all sequences in one row
-    bounds = torch.nn.functional.pad(starts, (0, 1), value=positions.numel()).int()
-    longest = positions.shape[1]
+    bounds = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
     return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
 
 
@@ -109,3 +110,10 @@ def known_mask(
     arguments |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     padding = attention_mask if layout.is_padded else None
     return sdpa_mask(mask_function=layout.documents_apart(mask_function), attention_mask=padding, **arguments)
+
+
+def known_padding(*, attention_mask: Tensor | None = None, **named: Any) -> Tensor | None:
+    """transformers' mask function for flash attention: [B, S], or None where nothing is padding or bounds are given."""
+    if (layout := _layout.get()) is None:
+        return flash_attention_mask(attention_mask=attention_mask, **named)
+    return attention_mask if layout.is_padded else None
