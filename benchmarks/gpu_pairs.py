@@ -43,7 +43,8 @@ SKIPPED = (os.path.dirname(torch.__file__), __file__)  # frames below the one th
 class Waits(contextlib.AbstractContextManager["Waits"]):
     """Counts by place in the source where the host waits for the device.
 
-    On a GPU torch reports them; on a CPU, where nothing waits, these are the operators that would.
+    On a GPU torch reports them; on a CPU, where nothing waits, these are the operators that would. Some of these are in
+    branches that a CPU takes alone (`ON_CPUS` in tests/test_waits.py).
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -250,4 +251,5 @@ class MaskedPair:
 
 
 def _precision(name: str) -> PrecisionConfig:
-    return PrecisionConfig(student="bf16", teacher="bf16", compile="compiled" in name)
+    form: Any = name.partition("teacher in ")[2] or None
+    return PrecisionConfig(student="bf16", teacher="bf16", compile="compiled" in name, quantize_teacher=form)

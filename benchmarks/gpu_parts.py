@@ -23,7 +23,12 @@ import torch
 from benchmarks.common import ROOT, Results, version_of
 from benchmarks.step.models import Shape, wait
 
-PEERS = {"liger": "liger_kernel", "trl": "trl"}
+NEEDS = {
+    "liger": "liger_kernel",
+    "trl": "trl",
+    "distill, teacher in int8": "torchao",
+    "distill, teacher in fp8": "torchao",
+}
 GIB = 2**30
 
 
@@ -221,8 +226,8 @@ def objective(part: Part) -> None:
     part.row("floor", rows=rows, vocabulary=vocabulary, width=width, seconds=floor, tflop=work / 1e12, bytes=moved)
     expected: dict[str, Any] = {}
     for name in ("plain", "fused", *["compiled"] * part.on_gpu, "liger"):
-        if name in PEERS and version_of(PEERS[name]) is None:
-            part.row(name, error=f"{PEERS[name]} is not installed")
+        if name in NEEDS and version_of(NEEDS[name]) is None:
+            part.row(name, error=f"{NEEDS[name]} is not installed")
             continue
         with part.case(name, 45) as row:
             path = (problem.paths() | {"liger": problem.liger})[name]
@@ -250,10 +255,11 @@ def steps(part: Part) -> None:
     cases: list[tuple[Any, str, float]] = [(causal, "plain", 30), (causal, "distill", 45), (causal, "trl", 30)]
     cases += [(masked, "plain", 20), (masked, "distill", 30)]
     if part.on_gpu:
+        cases += [(causal, "distill, teacher in fp8", 30), (causal, "distill, teacher in int8", 30)]
         cases += [(causal, "distill, compiled", 80), (masked, "distill, compiled", 60)]
     for pair, name, seconds in cases:
-        if name in PEERS and version_of(PEERS[name]) is None:
-            part.row(f"{pair.name}, {name}", error=f"{PEERS[name]} is not installed")
+        if name in NEEDS and version_of(NEEDS[name]) is None:
+            part.row(f"{pair.name}, {name}", error=f"{NEEDS[name]} is not installed")
             continue
         for batch in (pair, pair.halved()):  # where the whole batch does not fit
             loop = Loop(part)

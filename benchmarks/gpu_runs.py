@@ -9,10 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import version_of
 from benchmarks.gpu_parts import QUICK, Part
 
-ONE = "again"  # the same command as `single`
-# Settings of a quick run, by what it is for.
+EXACT = ("precision.deterministic=true",)
+ONE, SAME = "again", "deterministic, again"  # the same commands as `single` and `deterministic`
+# Settings of a quick run, by what it is for; `single` is in precision=auto.
 WAYS: dict[str, tuple[str, ...]] = {
     "single": (),
     ONE: (),
@@ -20,6 +22,9 @@ WAYS: dict[str, tuple[str, ...]] = {
     "fsdp, one rank": ("backend=fsdp", "backend.processes=1"),
     "fp16 with loss scaling": ("precision=fp16",),
     "fp32": ("precision=fp32",),
+    "fp32 without TF32": ("precision=fp32", "precision.tf32=false"),
+    "deterministic": EXACT,
+    SAME: EXACT,
     "compiled": ("precision.compile=true",),
     "gradient checkpointing": ("student.gradient_checkpointing=true",),
     "profile": ("profile=on",),
@@ -27,7 +32,12 @@ WAYS: dict[str, tuple[str, ...]] = {
 }
 GPU_WAYS = {
     "fsdp, teacher offloaded": ("backend=fsdp", "backend.processes=1", "backend.offload_teacher=true"),
+    "flex_attention": ("precision=bf16", "precision.attention=flex_attention"),
+    "flash_attention_2": ("precision=bf16", "precision.evaluate=bf16", "precision.attention=flash_attention_2"),
+    "teacher in int8": ("precision=bf16", "precision.quantize_teacher=int8"),
+    "teacher in fp8": ("precision=bf16", "precision.quantize_teacher=fp8"),
 }
+NEEDS = {"flash_attention_2": "flash_attn", "teacher in int8": "torchao", "teacher in fp8": "torchao"}
 FEWER = ("single", "fsdp, one rank")  # of a rehearsal
 MAIN = "the main job"
 
@@ -53,6 +63,7 @@ class Runs:
             list(pool.map(self.quick, ways, ways.values()))
             if ONE in ways:
                 self.compare("same command twice", "single", ONE)
+                self.compare("same command twice, deterministic", "deterministic", SAME)
             texts = ("text=It was a dark and stormy [MASK].", f"device={part.device.type}")
             after = {"predict": ("predict", f"model={self.path('single')}", *texts)}
             score = (f"model={self.path('single')}", f"output={self.folder / 'scores'}", "evaluate.max_sequences=8")
@@ -63,6 +74,9 @@ class Runs:
             self.beside_the_cpu(scores, on_cpu.result())
 
     def quick(self, name: str, settings: tuple[str, ...]) -> None:
+        if (package := NEEDS.get(name)) is not None and version_of(package) is None:
+            self.part.row(name, error=f"{package} is not installed")
+            return
         self.way(name, (*QUICK, self.device, *settings))
 
     def path(self, name: str) -> Path:
@@ -116,7 +130,14 @@ class Runs:
         """A run that is killed after its first checkpoint and resumed, against the same one in one go."""
         steps, every = self.part.sizes.killed_run
         # Threads are chosen by what runs beside, and another number of them has other bits.
-        settings = (*QUICK, f"train.steps={steps}", f"train.save_every={every}", "backend.threads=1", self.device)
+        settings = (
+            *QUICK,
+            *EXACT,
+            f"train.steps={steps}",
+            f"train.save_every={every}",
+            "backend.threads=1",
+            self.device,
+        )
         folder = self.path("killed")
         command = [sys.executable, "-m", "distill", *settings, f"hydra.run.dir={folder}"]
         process = subprocess.Popen(command, cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -9,8 +9,13 @@ import torch
 from families import make
 from tiny import LENGTH, PAD, VOCAB, WIDTH, documents_of, make_model, make_rows
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from transformers import AutoConfig, AutoModelForPreTraining
 
+from distill.distributed.shard import device_of
+from distill.models import check, language_model
 from distill.models.blocks import block_list
 from distill.models.check import check_model
 from distill.models.kernels.attention import use_batched_products
@@ -272,3 +277,26 @@ def test_pooled_vectors_leave_padding_out(family: str, padded: bool) -> None:
     for row, length in enumerate([LENGTH] * 3 if attention is None else attention.sum(1).tolist()):
         torch.testing.assert_close(found.pooled[MEAN][row], sum(last[row, :length].unbind()) / length)
         assert torch.equal(found.pooled[FIRST][row], last[row, 0])
+
+
+def test_ids_are_made_on_the_device_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the mesh, where the parts of a sharded model lie on the host (backend.offload_teacher)."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    mesh = DeviceMesh("cuda", [0], _init_backend=False, _rank=0)
+    weight = nn.Linear(3, 2).weight.detach()
+    spec = DTensorSpec(mesh, (Shard(0),), TensorMeta(weight.shape, weight.stride(), weight.dtype))
+    offloaded = nn.Module()
+    offloaded.weight = nn.Parameter(DTensor(weight, spec, requires_grad=False), False)
+    assert offloaded.weight.device.type == "cpu" and device_of(offloaded) == torch.device("cuda", 3)
+    assert device_of(nn.Linear(3, 2, device="meta")).type == "meta"
+    model, seen = make("bert"), []
+    for module in (language_model, check):
+        monkeypatch.setattr(module, "device_of", lambda _: torch.device("meta"))
+    monkeypatch.setattr(LanguageModel, "forward", lambda _, inputs, *__: seen.append(inputs["input_ids"].device.type))
+    monkeypatch.setattr(type(model), "forward", lambda _, input_ids, **__: seen.append(input_ids.device.type))
+    language_model.idle_forward(model)
+    language_model.outputs_of_few(model, OutputSpec())
+    assert language_model.has_head(LanguageModel(model), "class")
+    with pytest.raises(AttributeError):  # there is no outcome
+        check._read_and_expected(model, MASKED, None)
+    assert seen == ["meta"] * 5
