@@ -26,6 +26,7 @@ from distill.runs.describe import announce, describe, notes_of
 from distill.runs.facts import Best
 from distill.runs.identity import run_identity, set_digests
 from distill.runs.learning import FrozenTeachers, make_learner
+from distill.runs.on_policy import make_on_policy
 from distill.runs.outcome import complete_record
 from distill.runs.pair import find_start, load_teachers, make_pair
 from distill.runs.periodic_evaluation import PeriodicEvaluation, check_best
@@ -99,7 +100,8 @@ def begin(run: Run, page: RunPage, recipe: str, command: str, resolved: str) -> 
     snapshots.warn_of_past(state.step)
     evaluation = PeriodicEvaluation(run, evaluator, tracker)
     log = RunLog(run, state, tracker)
-    return Training(run, learner, teacher, state, (log, snapshots, observers), evaluation), record, log
+    writer = make_on_policy(run, learner.model.student)
+    return Training(run, learner, teacher, state, (log, snapshots, observers), evaluation, writer), record, log
 
 
 def enter_ranks(config: Config, stack: ExitStack) -> Ranks:

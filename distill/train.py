@@ -22,6 +22,7 @@ from distill.optim.schedule import rate_fraction
 from distill.optim.updates import bound_of_rank, clip_gradients, peak_lr, set_learning_rate
 from distill.runs.divergence import DivergenceCheck
 from distill.runs.learning import Learner
+from distill.runs.on_policy import OnPolicy, Samples
 from distill.runs.periodic_evaluation import PeriodicEvaluation
 from distill.runs.profile.phases import (
     BACKWARD,
@@ -31,6 +32,7 @@ from distill.runs.profile.phases import (
     EXCHANGE,
     FORWARD,
     OPTIMIZER,
+    SAMPLING,
     TEACHER,
     end_step,
     phase,
@@ -59,6 +61,7 @@ class Training:
     state: State  # updated in place
     callbacks: tuple[Callback, ...]  # called in this order
     evaluation: PeriodicEvaluation
+    on_policy: OnPolicy | None  # what writes the text of some steps
 
     @property
     def is_trial(self) -> bool:
@@ -109,6 +112,7 @@ def step(
     """
     run, learner, state, began = training.run, training.learner, training.state, time.monotonic()
     model, sync, objective, batches, ranks = learner.model, learner.sync, run.objective, run.data.batches, run.ranks
+    window, samples = on_policy(training, window)
     # Where dropout is not keyed by sequence, one stream per step and rank: nothing to save, the same after a resume.
     torch.manual_seed(int(key(batches.seed, "dropout", state.step, ranks.rank) >> 1))
     objective.begin_step(run.limits.progress(state.step, window.clock))
@@ -148,12 +152,28 @@ def step(
     counts, done = objective.by_name(window.counts.tolist()), state.step + 1
     result = StepResult(
         step=done, epoch=done / batches.steps_per_epoch, tokens=state.tokens + int(counts[TOKENS]),
-        sums=objective.by_name(stats.sums), counts=counts, weights=objective.weights, rank_sums=rank_sums, lr=lr,
-        grad_norm=grad_norm, loss_scale=state.loss_scale.value, seconds=time.monotonic() - began, data_wait=data_wait,
-        over=run.limits.reached(done, stats.clock), stop=signals.agreed_stop(stats.requests),
-        save_requested=stats.requests[ALL.index(SAVING)] > 0, writing=stats.num_writing > 0,
+        sums=objective.by_name(stats.sums), counts=counts, weights=objective.weights, batches=window.batches,
+        rank_sums=rank_sums, lr=lr, grad_norm=grad_norm, loss_scale=state.loss_scale.value,
+        seconds=time.monotonic() - began, data_wait=data_wait, over=run.limits.reached(done, stats.clock),
+        stop=signals.agreed_stop(stats.requests), save_requested=stats.requests[ALL.index(SAVING)] > 0,
+        writing=stats.num_writing > 0, samples=samples,
     )  # fmt: skip
     return result, Window(upcoming, torch.tensor(stats.next_counts, dtype=torch.float64), stats.clock)
+
+
+def on_policy(training: Training, window: Window) -> tuple[Window, Samples | None]:
+    """The window of a step, with completions by the student where this step learns from these, and what they are like.
+
+    Only then is it known how many positions have a loss: the ranks count them in an exchange of their own.
+    """
+    run, step, writer = training.run, training.state.step, training.on_policy
+    progress = run.limits.progress(step, window.clock)
+    if writer is None or not writer.applies(step, progress):
+        return window, None
+    with phase(SAMPLING):
+        batches, samples = writer.window(step, progress)
+        counts = run.ranks.sum(run.objective.count(batches))
+    return Window(batches, counts, window.clock), samples
 
 
 def train(training: Training) -> str:
@@ -184,10 +204,9 @@ def train(training: Training) -> str:
         signals.raise_if_stopped()  # for one that came where Python drops errors, as in callbacks of its imports
         signals.on_usr1(settings.on_usr1 is OnUsr1.stop)
         while not (over or out_of_patience):
-            batches = window.batches
             result, window = step(training, window, windows, signals)
             state.add(int(result.counts[TOKENS]), result.seconds)
-            result, over = replace(result, diverged=divergence.after_step(state, result, batches)), result.over
+            result, over = replace(result, diverged=divergence.after_step(state, result)), result.over
             for callback in training.callbacks:
                 callback.after_step(result)
 

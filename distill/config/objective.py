@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from distill.config.base import Refusal, Settings, refuse, setting
+from distill.config.base import BATCH, Refusal, Settings, refuse, setting
 from distill.config.component import TERMS, Component, Part, in_group, kinds, takers
 from distill.config.errors import shown
 from distill.config.synonyms import suggestion
@@ -63,6 +63,8 @@ Number = Annotated[
     Discriminator(_form),
 ]
 Weight = Annotated[Number, AfterValidator(Between(0, 1e6))]
+Fraction = Annotated[Number, AfterValidator(Between(0, 1))]
+Seeded = Annotated[Number, AfterValidator(Between(0, 1_048_576))]
 Temperature = Annotated[Number, AfterValidator(Between(0.01, 1000))]
 
 
@@ -83,6 +85,31 @@ class MaskingConfig(Settings):
         if self.mask + self.keep > 1 + 1e-9:
             problem = f"exceeds 1 together with objective.masking.keep={self.keep}"
             yield "objective.masking.mask", self.mask, problem, "lower one"
+
+
+class SamplingConfig(Settings):
+    """How a causal model writes text. The `generation_config` of a model is not read."""
+
+    max_new_tokens: int = setting(
+        64, "Most tokens of a completion, and half a sequence at most.", unit="tokens", ge=1, le=1_048_576
+    )
+    temperature: float = setting(1.0, "Divides the logits before a token is drawn; 0: the likeliest.", ge=0, le=100)
+    top_k: int | None = setting(None, "Draw from so many of the likeliest tokens; null: all.", ge=1, le=4_000_000)
+    top_p: float = setting(1.0, "Draw from the likeliest tokens that have this probability together.", gt=0, le=1)
+
+
+class OnPolicyConfig(SamplingConfig):
+    """Completions that the student writes itself, in place of those of the text (Agarwal et al. 2024)."""
+
+    fraction: Fraction = setting(0.0, "Steps on the student's own completions; may follow a schedule.")
+    prompt_tokens: int = setting(32, "Tokens of a text that are its prompt.", unit="tokens", ge=1, le=1_048_576)
+    # At first what the student writes is far from all that its teacher knows.
+    seeded_tokens: Seeded = setting(0, "Tokens of a completion that are the text's; may follow a schedule.")
+    group_size: int = setting(8, "Prompts that are completed side by side.", unit="sequences", ge=1, le=BATCH)
+
+    @property
+    def follows_schedule(self) -> bool:
+        return any(isinstance(number, WeightSchedule) for number in (self.fraction, self.seeded_tokens))
 
 
 class TermConfig(Part):
@@ -127,6 +154,7 @@ class ObjectiveConfig(Settings, extra="allow"):
     task: str = setting("mlm", "What is predicted: a file of `distill/tasks/`, such as mlm or clm.")
     masking: MaskingConfig = setting(MaskingConfig, "How positions are chosen to be predicted.")
     temperature: Temperature = setting(2.0, "Temperature of the terms that have none of their own.")
+    on_policy: OnPolicyConfig = setting(OnPolicyConfig, "Steps on text that the student writes.")
 
     @model_validator(mode="before")
     @classmethod

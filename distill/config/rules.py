@@ -11,6 +11,7 @@ from distill.config import RECIPES
 from distill.config.base import Refusal, refuse
 from distill.config.data import HELDOUT
 from distill.config.models import KEPT
+from distill.config.objective import is_zero, value_at
 from distill.config.settings import Config, EvaluateConfig, MaskingConfig, Missing, SourceConfig, TeacherCacheConfig
 from distill.runtime.errors import SettingError, did_you_mean
 
@@ -26,7 +27,8 @@ def check_rules(config: Config, terms: Terms, task: Any) -> None:
         terms: those of the objective that have a weight.
         task: the `distill.tasks.Task` that these terms are for.
     """
-    of_task = (_of_labels, _of_objective, _of_unlabelled, _of_causal if task.kind.causal else _of_others, _of_teachers)
+    of_kind = _of_causal if task.kind.causal else _of_others
+    of_task = (_of_labels, _of_objective, _of_unlabelled, of_kind, _of_on_policy, _of_teachers)
     refuse(chain.from_iterable(rules(config, terms, task) for rules in of_task))
     refuse(_of_training(config))
     check_evaluation(config, task.kind.vocabulary)
@@ -84,6 +86,23 @@ def _of_causal(config: Config, terms: Terms, task: Any) -> Iterator[Refusal]:
     for name in [name for name, term in terms.items() if term.across_tokenizers and config.corpus.cross_documents]:
         problem = f"objective.{name} learns from one vector a sequence, which then holds several documents"
         yield "corpus.cross_documents", True, problem, "set it to false"
+
+
+def _of_on_policy(config: Config, terms: Terms, task: Any) -> Iterator[Refusal]:
+    """What cannot learn from text that the student writes while it trains."""
+    fraction = config.objective.on_policy.fraction
+    if is_zero(fraction):
+        return
+    setting, shown = "objective.on_policy.fraction", max(value_at(fraction, 0.0), value_at(fraction, 1.0))
+    if not (task.kind.causal and task.kind.vocabulary):
+        yield setting, shown, f"the student of objective.task={config.objective.task} writes no text", "set it to 0"
+    for name, term in terms.items():
+        if not term.needs_teacher:
+            problem = f"objective.{name} would learn from the student's own words as if they were the text's"
+            yield setting, shown, problem, f"set objective.{name}.weight=0, or this to 0"
+        elif (positions := getattr(term, "positions", None)) != "targets":
+            change = "weight=0" if positions is None else "positions=targets"
+            yield setting, shown, f"objective.{name} reads prompts too", f"set objective.{name}.{change}"
 
 
 def _of_others(config: Config, terms: Terms, task: Any) -> Iterator[Refusal]:
@@ -162,6 +181,9 @@ def _of_cache(
             yield "its head is read by each rank, which has a part of it alone", "set backend.shard_teacher=false"
     if not readers:
         yield "no term of the objective reads soft targets", f"set {live}"
+    if not is_zero(config.objective.on_policy.fraction):
+        problem = "keeps the teacher's answers on the corpus, and none on text that the student writes"
+        yield problem, f"set {live}, or objective.on_policy.fraction=0"
     if not task.kind.causal and not config.objective.masking.static:
         yield "needs the same masks in every epoch", "set objective.masking.static=true"
     for name, term in asking.items():

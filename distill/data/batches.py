@@ -99,8 +99,12 @@ class Batches:
     def steps_per_epoch(self) -> int:
         return -(-len(self.order) // self.sequences_per_step)
 
-    def window(self, step: int) -> list[Batch]:
-        """This rank's micro-batches of a step.
+    def numbers_of(self, step: int) -> np.ndarray:
+        """The sequences of a step, of all ranks: [n] int64, in its order."""
+        return self._sequences(*self._position(step), self.sequences_per_step)[0]
+
+    def window(self, step: int, tokens: np.ndarray | None = None) -> list[Batch]:
+        """This rank's micro-batches of a step, or of `tokens` [n, S] in place of its sequences, those of all ranks.
 
         When a short last step has fewer sequences than ranks it is empty, or of dummy batches where windows are to be
         equal.
@@ -108,7 +112,7 @@ class Batches:
         shape = self.step_shape
         numbers, passes = self._sequences(*self._position(step), self.sequences_per_step)
         own = slice(shape.rank, None, shape.size)
-        window = list(self._micro_batches(numbers[own], passes[own]))
+        window = list(self._micro_batches(numbers[own], passes[own], None if tokens is None else tokens[own]))
         if shape.equal_windows:
             on_rank_0 = -(-len(numbers) // shape.size)
             missing = -(-on_rank_0 // shape.batch_size) - len(window)
@@ -127,15 +131,19 @@ class Batches:
         positions = np.arange(first, min(first + count, len(self.order)))
         return self.order.numbers(epoch, positions), self.order.passes(epoch, positions) + np.zeros_like(positions)
 
-    def _micro_batches(self, numbers: np.ndarray, passes: np.ndarray) -> Iterator[Batch]:
-        size = self.step_shape.batch_size
-        for start in range(0, len(numbers), size):
-            yield self.batch(numbers[start : start + size], passes[start : start + size])
+    def _micro_batches(
+        self, numbers: np.ndarray, passes: np.ndarray, tokens: np.ndarray | None = None
+    ) -> Iterator[Batch]:
+        for start in range(0, len(numbers), self.step_shape.batch_size):
+            here = slice(start, start + self.step_shape.batch_size)
+            yield self.batch(numbers[here], passes[here], None if tokens is None else tokens[here])
 
-    def batch(self, numbers: np.ndarray, passes: np.ndarray | int) -> Batch:
-        """The sequences of these numbers with their masks of a pass (in plain orders an epoch), of each or of all."""
+    def batch(self, numbers: np.ndarray, passes: np.ndarray | int, tokens: np.ndarray | None = None) -> Batch:
+        """The sequences of these numbers, or `tokens` in place of them, with their masks of a pass (in plain orders an
+        epoch), of each or of all.
+        """
         row_keys = key(self.seed, "mask", np.zeros_like(passes) if self.static else passes, numbers)
-        batch = self.collator.collate(self.sequences[numbers], row_keys, numbers)
+        batch = self.collator.collate(self.sequences[numbers] if tokens is None else tokens, row_keys, numbers)
         dropout_keys = key(self.seed, "dropout", passes, batch.row_ids)
         return replace(batch, dropout_keys=tuple(dropout_keys.tolist()))
 

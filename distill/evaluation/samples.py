@@ -1,7 +1,7 @@
 """Samples of text: how models continue the beginnings of a few sequences of an evaluation set.
 
 Tokens are drawn, as small models that take the most probable one soon repeat themselves. The random numbers are the
-same for all models and in every run, and come from no generator that training reads. Shapes: S positions.
+same for all models and in every run.
 """
 
 import unicodedata
@@ -9,16 +9,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
+from distill.config.objective import SamplingConfig
 from distill.data.collate.clm import CausalLM
+from distill.data.prompts import prompt_of
 from distill.data.sequence_format import SequenceFormat
-from distill.data.sequence_store import ids_of, loss_mask_of, outer_ids
+from distill.data.sequence_store import ids_of
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.measures import Scoring
 from distill.evaluation.sets import SEED, EvaluationSet
 from distill.evaluation.speed import uncompiled
+from distill.models.generation import complete
+from distill.runtime.seed import key
 
 TEMPERATURE = 0.7
 NEW_TOKENS = 40
@@ -31,28 +34,11 @@ UNSHOWN = ("Cc", "Cs", "Cn")  # categories of characters: controls, halves of pa
 def choose_prompts(data: EvaluationSet, count: int, sequence_format: SequenceFormat) -> list[np.ndarray]:
     """The beginnings of `count` evenly spaced sequences of a set, fewer where it has fewer; each an array of tokens."""
     numbers = (2 * np.arange(count) + 1) * data.num_sequences // (2 * count)
-    prompts = [prompt_of(data.sequences[number], sequence_format) for number in dict.fromkeys(numbers.tolist())]
+    width = data.sequences.shape[1]
+    room = min(MAX_PROMPT_TOKENS, width - num_new_tokens(width))
+    sequences = (data.sequences[number] for number in dict.fromkeys(numbers.tolist()))
+    prompts = [prompt_of(sequence, sequence_format, PROMPT_TOKENS, room).tokens for sequence in sequences]
     return [prompt for prompt in prompts if len(prompt)]
-
-
-def prompt_of(sequence: np.ndarray, sequence_format: SequenceFormat) -> np.ndarray:
-    """The beginning of the longest document in a sequence [S], with as much room behind it as `num_new_tokens` says.
-
-    Where the document has prompts of its own it goes up to the first answer; else it is half of the document at most.
-    """
-    ids = outer_ids(sequence)
-    ends = ids == sequence_format.document_end
-    is_text = ~ends & (ids != sequence_format.pad)
-    documents = np.split(np.arange(len(sequence)), np.flatnonzero(ends) + 1)
-    document = max((sequence[numbers[is_text[numbers]]] for numbers in documents), key=len)
-    room = len(sequence) - num_new_tokens(len(sequence))
-    loss_mask = loss_mask_of(document)
-    if loss_mask.all():
-        return document[: min(PROMPT_TOKENS, room, (len(document) + 1) // 2)]
-    first = int(loss_mask.argmin())
-    answers = np.flatnonzero(loss_mask[first:])
-    end = first + int(answers[0]) if len(answers) else len(document)
-    return document[:end][-min(MAX_PROMPT_TOKENS, room) :]
 
 
 def num_new_tokens(width: int) -> int:
@@ -81,32 +67,15 @@ def continue_with_each(
 def continue_prompts(model: Any, prompts: Sequence[np.ndarray], scoring: Scoring, count: int) -> list[list[int]]:
     """What a transformers model writes behind each prompt: `count` tokens, fewer where it ends the text."""
     assert isinstance(scoring.collator, CausalLM)
-    device, end = scoring.ranks.device, scoring.collator.format.document_end
-    config = GenerationConfig(
-        max_new_tokens=count, do_sample=True, temperature=TEMPERATURE, top_k=0, eos_token_id=end, pad_token_id=0
-    )
-    written = []
-    for number, prompt in enumerate(prompts):
-        ids = scoring.collator.collate(prompt[None], np.zeros(1, np.uint64), np.arange(1)).ids.to(device)
-        tokens = draw(model, ids, config, SEED + number)[0, ids.shape[1] :].tolist()
-        written.append(tokens[: tokens.index(end)] if end in tokens else tokens)
+    settings = SamplingConfig(max_new_tokens=count, temperature=TEMPERATURE)
+    assert scoring.collator.format.document_end is not None, "causal sequences have one"
+    written, ends = [], {scoring.collator.format.document_end}
+    for number, prompt in enumerate(prompts):  # one by one, as sharded models and large vocabularies have little room
+        ids = scoring.collator.collate(prompt[None], np.zeros(1, np.uint64), np.arange(1)).ids.numpy()
+        keys = key(SEED, "sample", np.array([number]))
+        (completion,) = complete(model, [*ids], keys, settings, ends, scoring.vocab)
+        written.append(completion.tokens[: -1 if completion.ended else None].tolist())
     return written
-
-
-def draw(model: Any, ids: torch.Tensor, config: GenerationConfig, seed: int) -> torch.Tensor:
-    """ids [B, S] with what a transformers model writes behind them, by `config` alone and none of the model's own."""
-    own, device = model.generation_config, ids.device
-    model.generation_config = GenerationConfig()  # from which what `config` leaves out is read
-    try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(seed)
-            # This rank alone draws, also from a sharded model.
-            drawn: torch.Tensor = model.generate(
-                ids, attention_mask=torch.ones_like(ids), generation_config=config, synced_gpus=False
-            )
-            return drawn
-    finally:
-        model.generation_config = own
 
 
 def text_of(tokens: Sequence[int] | np.ndarray, tokenizer: PreTrainedTokenizerBase) -> str:

@@ -12,7 +12,7 @@ from distill.distributed import Ranks
 from distill.distributed.shard import device_of, local, plain_class
 from distill.models.blocks import depth_of, in_evaluation_mode
 from distill.models.kind import CAUSAL, CLASSES, MASKED, ModelKind, kind_in_memory
-from distill.models.language_model import LAST, LanguageModel, OutputSpec, outputs_of_few
+from distill.models.language_model import LAST, LanguageModel, OutputSpec, outputs_of_few, without_advice_on_masks
 from distill.models.precision import dtype_of
 from distill.runtime.errors import SettingError, first_line
 from distill.runtime.host import free_memory
@@ -67,7 +67,7 @@ def _read_and_expected(model: Any, kind: ModelKind, depth: int | None) -> list[t
     ids = torch.arange(8, device=device_of(model))[None]
     layers = (LAST,) if depth is None else (*range(depth), LAST)
     states = {} if depth is None else {"output_hidden_states": True}
-    with torch.no_grad(), in_evaluation_mode(model):
+    with torch.no_grad(), in_evaluation_mode(model), without_advice_on_masks():
         whole = model(input_ids=ids, attention_mask=None, **states)
         reader = LanguageModel(model)
         read = reader({"input_ids": ids}, None, OutputSpec(kind.vocabulary, None, layers, extra=kind.heads))

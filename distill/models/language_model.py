@@ -195,7 +195,7 @@ class LanguageModel(nn.Module):
         with ExitStack() as entered:
             entered.enter_context(layout_known(layout))
             entered.enter_context(autocast(self._autocast, inputs["input_ids"].device))
-            entered.enter_context(_without_advice_on_masks())
+            entered.enter_context(without_advice_on_masks())
             record = entered.enter_context(_watched(self.model, spec, self.plain))
             if self.model.training and torch.is_grad_enabled():
                 entered.enter_context(checkpointed(self._checkpointed))
@@ -270,7 +270,7 @@ class LanguageModel(nn.Module):
 
 
 @contextmanager
-def _without_advice_on_masks() -> Iterator[None]:
+def without_advice_on_masks() -> Iterator[None]:
     """While it is open transformers does not warn that a batch without a mask may be padded.
 
     Models are given no mask where nothing is padding, and the token that fills up may also be the end of a text.

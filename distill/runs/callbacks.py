@@ -14,12 +14,14 @@ from distill.objective.running_mean import TOKENS, RunningMean
 from distill.optim.schedule import ENDLESS
 from distill.runs.checkpoint import step_of
 from distill.runs.facts import HistoryPoint
+from distill.runs.on_policy import Samples
 from distill.runs.profile.phases import CHECKPOINT, phase
 from distill.runs.run import Run
 from distill.runs.state import State
 from distill.runs.step import Callback, StepResult
 from distill.runs.trackers import Tracker
 from distill.runtime.errors import Interrupted, SettingError
+from distill.runtime.jsonl import LogLine
 from distill.runtime.progress import Progress
 from distill.runtime.users_code import mistake
 
@@ -39,6 +41,8 @@ class RunLog(Callback):
         """`state`: of the training, from where it begins on."""
         self.objective, self.batches, self.every = run.objective, run.data.batches, run.config.train.log_every
         self.folder, self.tracker, self.state, self.first_step = run.folder, tracker, state, state.step
+        self._samples: Samples | None = None  # the newest of the line
+        self._collapsed = False  # whether the newest of all are
         self._begin_line()
         total, self._seconds = 0 if run.limits.steps == ENDLESS else run.limits.steps, 60 * run.limits.minutes
         self.progress = Progress("training", total, "steps", start=state.step, limit=self._seconds - state.seconds)
@@ -46,18 +50,31 @@ class RunLog(Callback):
     def after_step(self, step: StepResult) -> None:
         self._losses.tokens += int(step.counts[TOKENS])  # also of a step that is skipped
         self._waited += step.data_wait
+        if step.samples is not None:
+            self._follow(step.samples)
         if not step.skipped:
             self._losses.add(step.sums, step.counts, step.weights)
         if step.step % self.every == 0 or step.over or step.stop is not None or step.skipped:
             self.write(self._line(step))
             self._begin_line()
 
+    def _follow(self, samples: Samples) -> None:
+        """Keep what the student has written for the line of the log; warn where it begins to write next to nothing."""
+        if samples.collapsed and not self._collapsed:
+            logger.warning(
+                f"step {self.state.step}: the student's completions collapse to {samples.mean_length:.1f} tokens, "
+                f"where the text has {samples.text_length:.1f}: lower optimizer.lr or objective.on_policy.fraction, or "
+                "set objective.on_policy.seeded_tokens"
+            )
+        self._collapsed, self._samples = samples.collapsed, samples
+
     def _begin_line(self) -> None:
         self._losses, self._waited, self._began = RunningMean(), 0.0, self.state.seconds
+        self._samples = None
 
-    def _line(self, step: StepResult) -> dict[str, float]:
+    def _line(self, step: StepResult) -> LogLine:
         span = max(self.state.seconds - self._began, 1e-9)
-        line = {
+        line: LogLine = {
             "step": step.step,
             "epoch": step.epoch,
             "tokens": step.tokens,
@@ -73,9 +90,9 @@ class RunLog(Callback):
         }
         if step.loss_scale is not None:
             line |= {"loss_scale": step.loss_scale, "overflows": self.state.overflows}
-        return line
+        return line if self._samples is None else line | self._samples.metrics()
 
-    def write(self, metrics: dict[str, float]) -> None:
+    def write(self, metrics: LogLine) -> None:
         if not self.folder.writes:
             return
         self.folder.metrics.append(metrics)

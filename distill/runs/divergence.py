@@ -28,11 +28,8 @@ class DivergenceCheck:
         self.run, self.teacher, self.settings = run, teacher, run.config.train
         self.teacher_is_finite = True  # in the last step whose loss was not
 
-    def after_step(self, state: State, result: StepResult, batches: list[Batch]) -> str:
+    def after_step(self, state: State, result: StepResult) -> str:
         """Count a skipped step, follow the loss, adapt the loss scale; all ranks call it together.
-
-        Args:
-            batches: this rank's micro-batches of the step.
 
         Returns:
             Why the run has diverged; empty where it has not.
@@ -43,7 +40,7 @@ class DivergenceCheck:
         elif result.skipped:
             state.skipped += 1
             state.skipped_in_a_row += 1
-            self._warn_of_skipped(state, result, batches)
+            self._warn_of_skipped(state, result)
         elif warning := state.take(result.sums, result.counts, result.weights, self.settings.max_loss_ratio):
             logger.warning(f"step {state.step}: {warning}")
         return self._reason(state, result.over)
@@ -68,14 +65,14 @@ class DivergenceCheck:
         )
 
     @torch.no_grad()
-    def _warn_of_skipped(self, state: State, result: StepResult, batches: list[Batch]) -> None:
+    def _warn_of_skipped(self, state: State, result: StepResult) -> None:
         which, self.teacher_is_finite = "gradient", True
         if not result.loss_is_finite:  # the teacher's outputs for the step are computed once more
             with self.run.ranks.computing():
-                outputs = self.teacher.outputs(batches, self.run.objective.teacher_spec)
+                outputs = self.teacher.outputs(result.batches, self.run.objective.teacher_spec)
                 finite = all([is_finite(output) for output in outputs])
             which, self.teacher_is_finite = "loss", not float(self.run.ranks.sum(torch.tensor(float(not finite))))
-        sequences = offending_sequences(result.rank_sums, batches, self.run.ranks)
+        sequences = offending_sequences(result.rank_sums, result.batches, self.run.ranks)
         cause = "" if self.teacher_is_finite else ", as the teacher's own outputs are not"
         logger.warning(f"step {state.step} is skipped: its {which} is not finite, in {sequences}{cause}")
 

@@ -382,6 +382,7 @@ class Training(Part):
     skipped_steps: int | None = field(None, "Steps left out because loss or gradient was not finite.")
     overflow_steps: int | None = field(None, "Steps left out because fp16 overflowed.")
     sources: dict[str, Fed] = sparse({}, "What each source of a mixture has given.")
+    written: dict[str, float] = sparse({}, "What the student wrote last, for a step, as metrics.jsonl calls it.")
     ended_by: str | None = field(None, "The limit that ended it, or a signal.")
     length: dict[str, int | float | None] | None = field(None, "The limits in epochs, steps and minutes.")
     evaluation_seconds: float | None = field(None, "Of evaluation.")

@@ -62,7 +62,9 @@ def run_identity(
         sets: that the student is scored on.
     """
     terms, schedules = config.objective.terms, config.objective.schedule_of
-    weightless = {name for name, term in terms.items() if is_zero(term.weight)}
+    weightless, on_policy = {name for name, term in terms.items() if is_zero(term.weight)}, config.objective.on_policy
+    if is_zero(on_policy.fraction):
+        weightless.add("on_policy")
     settings = {
         name: value
         for name, value in flatten(config.compared).items()
@@ -76,7 +78,7 @@ def run_identity(
         scheduled = any(
             isinstance(terms[name].weight, WeightSchedule) or schedules(name) is not None
             for name in terms.keys() - weightless
-        )
+        ) or ("on_policy" not in weightless and on_policy.follows_schedule)
         if not scheduled and (not warmup or config.train.minutes is None):
             settings = {name: value for name, value in settings.items() if name not in LENGTH}
     return {

@@ -17,6 +17,7 @@ from distill.runs.describe import data_wait, size_of, training_facts
 from distill.runs.divergence import refuse_diverged
 from distill.runs.facts import Baseline, GapClosed, HistoryPoint, Model, Sample, Samples, fraction_closed
 from distill.runs.identity import digest_of
+from distill.runs.on_policy import written
 from distill.runs.pair import load_baseline
 from distill.runs.periodic_evaluation import PeriodicEvaluation
 from distill.runs.record import MODELS, Record
@@ -33,7 +34,7 @@ def complete_record(begun: Record, run: Run, state: State, evaluation: PeriodicE
     Args:
         begun: the record of the run as it began, with its profile where it has one, and what has ended it.
     """
-    lines = evaluation.lines()
+    lines, logged = evaluation.lines(), read_lines(run.folder.metrics_path)
     trained = training_facts(state, run.data.batches, lines)  # without the seconds of what is scored now
     scored = score_models(begun, run, state, evaluation)
     # In the course of the training the student alone has scores, perhaps of a part of the sets.
@@ -47,7 +48,8 @@ def complete_record(begun: Record, run: Run, state: State, evaluation: PeriodicE
     return scored.changed(
         finished=True,
         training=trained.changed(
-            data_wait=data_wait(read_lines(run.folder.metrics_path)),
+            data_wait=data_wait(logged),
+            written=next((each for each in map(written, reversed(logged)) if each), {}),
             ended_by=begun.training.ended_by,
             length=run.config.train.length,
             evaluation_seconds=evaluation.evaluator.readers.seconds,

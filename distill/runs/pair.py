@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from distill.config.component import Component
+from distill.config.objective import is_zero
 from distill.config.settings import Config
 from distill.data.batches import Batches
 from distill.distributed import Ranks
@@ -176,6 +177,9 @@ def make_pair(
     """
     reads_head = not all(term.needs_teacher and term.across_tokenizers for term in terms.values())
     student = new_student(config, task, teachers, ranks, reads_head)
+    if not is_zero(config.objective.on_policy.fraction) and not hasattr(student, "generate"):
+        problem, cure = "the student, a module of yours, has no `generate`", "take one of transformers' models"
+        raise SettingError(problem, setting="objective.on_policy.fraction", cure=cure)
     if refitted:
         student.load_state_dict(refitted, strict=False, assign=True)  # some of its tensors may be the teacher's own
     digests, skeleton = teachers.digests | _digests_of_student(config, student), None

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
+from distill.config.objective import SamplingConfig
 from distill.config.settings import Config
 from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.distributed import Ranks
-from distill.evaluation.samples import draw
+from distill.models.generation import complete
 from distill.models.kind import ModelKind
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.models.layers import AUTO, choose_layers
@@ -23,6 +24,7 @@ from distill.runs.facts import Refit, RefittedBlock
 from distill.runs.layer_search import on_device
 from distill.runtime.errors import SettingError
 from distill.runtime.progress import counted
+from distill.runtime.seed import key
 
 SEQUENCES = 128  # of the corpus, and as many that a causal teacher writes
 SEED = 53  # of what it writes
@@ -104,11 +106,11 @@ def write(teacher: Any, tokenizer: PreTrainedTokenizerBase, count: int, length: 
     That is text of many kinds without another corpus: a fit on one kind alone loses on others.
     """
     start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-    config = GenerationConfig(max_new_tokens=length - 1, do_sample=True, temperature=1.0, top_k=0, pad_token_id=0)
     device, written = next(teacher.parameters()).device, []
     for numbers in np.split(np.arange(count), range(TOGETHER, count, TOGETHER)):
         with autocast(precision, device):
-            ids = torch.full((len(numbers), 1), start, device=device)
-            ids = draw(teacher, ids, config, SEED + int(numbers[0]))
+            prompts, keys = [np.array([start])] * len(numbers), key(SEED, "refit", numbers)
+            rows = complete(teacher, prompts, keys, SamplingConfig(max_new_tokens=length - 1), (), len(tokenizer))
+        ids = torch.from_numpy(np.stack([[start, *row.tokens] for row in rows])).to(device)
         written.append(Batch({"input_ids": ids}, None, {}, None, numbers))
     return written

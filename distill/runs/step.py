@@ -15,6 +15,7 @@ from torch import Tensor
 from distill.data.batch import Batch
 from distill.objective.running_mean import RunningMean
 from distill.runs.facts import HistoryPoint
+from distill.runs.on_policy import Samples
 
 
 class Window(NamedTuple):
@@ -58,6 +59,7 @@ class StepResult:
         sums: of each term over the step.
         counts: positions of each term in the step, and tokens.
         weights: of the terms, in force in this step.
+        batches: this rank's micro-batches, [M].
         rank_sums: this rank's sums, by micro-batch, [M, T].
         lr: the learning rate of the step.
         grad_norm: of the whole gradient, before it was clipped.
@@ -69,6 +71,7 @@ class StepResult:
         save_requested: whether a signal has requested a checkpoint.
         writing: whether any rank still writes a checkpoint of an earlier step.
         diverged: why the run ends as one that has diverged.
+        samples: what the student has written for this step; None: it has learned from the corpus.
     """
 
     step: int
@@ -77,6 +80,7 @@ class StepResult:
     sums: dict[str, float]
     counts: dict[str, float]
     weights: dict[str, float]
+    batches: list[Batch]
     rank_sums: Tensor
     lr: float
     grad_norm: float
@@ -88,6 +92,7 @@ class StepResult:
     save_requested: bool
     writing: bool
     diverged: str = ""
+    samples: Samples | None = None
 
     @property
     def losses(self) -> dict[str, float]:

@@ -12,14 +12,16 @@ from vocabularies import special_ids, vocabulary_of
 
 from distill.config.settings import BackendConfig, EvaluateConfig
 from distill.data.collate.clm import CausalLM
+from distill.data.prompts import prompt_of
 from distill.data.sequence_format import SequenceFormat, causal_format
 from distill.data.sequence_store import ids_of
 from distill.distributed.single import Single
 from distill.evaluation.measures import Scoring
-from distill.evaluation.samples import TEMPERATURE, choose_prompts, continue_prompts, num_new_tokens, prompt_of, text_of
+from distill.evaluation.samples import choose_prompts, continue_prompts, num_new_tokens, text_of
 from distill.evaluation.sets import EvaluationSet
 
 END, PAD = 0, 99
+T, F = [True], [False]
 FORMAT = SequenceFormat(None, None, None, END, None, PAD, 1)
 
 
@@ -29,54 +31,49 @@ def scoring_of(tokenizer: Any, packed: bool, **fields: Any) -> Scoring:
     return Scoring(CausalLM(sequence_format, packed), tokenizer, EvaluateConfig(), device)
 
 
-def plain_draws(model: Any, prompt: np.ndarray, count: int, seed: int) -> list[int]:
-    """Token by token, each forward of all that is before it."""
-    ids = torch.from_numpy(prompt)[None]
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        for _ in range(count):
-            probabilities = (model(ids).logits[:, -1] / TEMPERATURE).softmax(-1)
-            ids = torch.cat([ids, torch.multinomial(probabilities, 1)], 1)
-    return ids[0, len(prompt) :].tolist()
-
-
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-@torch.no_grad()
-def test_samples_are_those_of_a_plain_loop_and_leave_no_trace(family: str) -> None:
-    """The same every time, up to a token that ends the text, whatever a model's own settings of generation are."""
-    tokenizer = vocabulary_of(family)
-    model = make_family(family, **special_ids(tokenizer))
-    model.generation_config.update(top_k=1, repetition_penalty=9.0)
+def test_samples_are_the_same_every_time_up_to_what_ends_the_text_and_leave_no_trace() -> None:
+    """Whatever a model's own settings of generation are; `tests/models/test_generation.py` has how they are drawn."""
+    tokenizer = vocabulary_of("llama")
+    model = make_family("llama", **special_ids(tokenizer))
     prompts = [np.random.default_rng(length).integers(5, 40, length) for length in (9, 2, 5)]
-    prompts[0][0] = prompts[1][0] = prompts[2][0] = tokenizer.bos_token_id  # which a text begins with anyway
-    state, settings = torch.get_rng_state(), model.generation_config.to_dict()
-    whole = [plain_draws(model, prompt, 12, seed) for seed, prompt in enumerate(prompts)]
-    never = next(token for token in range(40) if not any(token in tokens for tokens in whole))
-    for end in (never, whole[0][6]):
-        written = continue_prompts(model, prompts, scoring_of(tokenizer, True, document_end=end), 12)
-        assert written == [tokens[: tokens.index(end)] if end in tokens else tokens for tokens in whole]
+    never = scoring_of(tokenizer, True, document_end=len(tokenizer))
+    state, whole = torch.get_rng_state(), continue_prompts(model, prompts, never, 12)
+    assert {len(tokens) for tokens in whole} == {12} and len({tuple(tokens) for tokens in whole}) == 3
+    model.generation_config.update(top_k=1, repetition_penalty=9.0)
+    settings, end = model.generation_config.to_dict(), whole[0][6]
+    written = continue_prompts(model, prompts, scoring_of(tokenizer, True, document_end=end), 12)
+    assert written == [tokens[: tokens.index(end)] if end in tokens else tokens for tokens in whole]
     assert torch.equal(state, torch.get_rng_state()) and model.generation_config.to_dict() == settings
 
 
 @pytest.mark.parametrize(
-    ("sequence", "prompt"),
+    ("sequence", "prompt", "rest"),
     [
-        (list(range(1, 81)), list(range(1, 33))),  # 32 tokens of a long text
-        (list(range(1, 21)), list(range(1, 11))),  # half of the room of a short sequence
-        ([5, END, *range(1, 13), END, 6, PAD, PAD, PAD, PAD], [1, 2, 3, 4, 5, 6]),  # half of the longest document
-        ([PAD] * 8, []),
-        ([END] * 8, []),
-        ([7, PAD, PAD, PAD], [7]),
+        (list(range(1, 81)), list(range(1, 33)), list(range(33, 81))),  # 32 tokens of a long text
+        (list(range(1, 21)), list(range(1, 11)), list(range(11, 21))),  # half of the room of a short sequence
+        (
+            [5, END, *range(1, 13), END, 6, PAD, PAD, PAD, PAD],
+            [1, 2, 3, 4, 5, 6],
+            [*range(7, 13), END],
+        ),  # half of the longest document
+        ([PAD] * 8, [], []),
+        ([END] * 8, [], [END]),
+        ([7, PAD, PAD, PAD], [7], []),
         # Up to the first answer, whatever stands before the prompt.
-        (records([*range(1, 7), *[PAD] * 8], [True, False, False, True, False, *[True] * 9]), [1, 2, 3]),
-        (records([2, PAD, 3, END, 9, PAD, PAD, PAD], [False, *[True] * 7], [False, True, *[False] * 6]), [2]),
-        (records(range(1, 9), False), [5, 6, 7, 8]),  # its end, as there is no room
+        (records([*range(1, 7), *[PAD] * 8], T + F * 2 + T + F + T * 9), [1, 2, 3], [4]),
+        (
+            records([2, PAD, 3, END, 9, PAD, PAD, PAD], [False, *[True] * 7], [False, True, *[False] * 6]),
+            [2],
+            [PAD, 3, END],
+        ),
+        (records(range(1, 9), False), [5, 6, 7, 8], []),  # its end, as there is no room
     ],
 )
-def test_prompts_are_beginnings_of_documents(sequence: Any, prompt: list[int]) -> None:
-    found = prompt_of(np.array(sequence), FORMAT)
-    assert ids_of(found).tolist() == prompt and found.dtype == np.array(sequence).dtype
-    assert len(found) + num_new_tokens(len(sequence)) <= len(sequence)
+def test_prompts_are_beginnings_of_documents(sequence: Any, prompt: list[int], rest: list[int]) -> None:
+    width = len(sequence)
+    found = prompt_of(np.array(sequence), FORMAT, limit=32, room=width - num_new_tokens(width))
+    assert ids_of(found.tokens).tolist() == prompt and ids_of(found.rest).tolist() == rest
+    assert found.tokens.dtype == np.array(sequence).dtype and len(prompt) + num_new_tokens(width) <= width
 
 
 @pytest.mark.parametrize(("available", "firsts"), [(30, [5, 15, 25]), (3, [0, 1, 2]), (2, [0, 1]), (1, [0])])

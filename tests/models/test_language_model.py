@@ -1,5 +1,6 @@
 """What is read from a model's forward is its own: hidden states, logits of all heads, attention; or it is refused."""
 
+import logging
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from transformers import AutoConfig, AutoModelForPreTraining
+from transformers.utils import logging as transformers_logging
 
 from distill.distributed.shard import device_of
 from distill.models import check, language_model
 from distill.models.blocks import block_list
 from distill.models.check import check_model
 from distill.models.kernels.attention import use_batched_products
-from distill.models.kind import MASKED, ORDERED
+from distill.models.kind import CAUSAL, MASKED, ORDERED
 from distill.models.language_model import LAST, LanguageModel, OutputSpec, attention_shapes, hidden_widths, pooled_width
 from distill.models.load import load_pretrained
 from distill.models.pooling import CLS as FIRST
@@ -63,6 +65,22 @@ def test_it_gives_the_models_own_logits_and_hidden_states(family: str, padded: b
             assert torch.equal(found.hidden[layer], states)
     check_model(model, "student")
     assert model.training is False
+
+
+def test_a_check_of_a_model_that_pads_with_its_first_token_brings_no_advice_on_masks(caplog: Any) -> None:
+    """Of transformers, which gives each advice once to a process."""
+    source = logging.getLogger("transformers.modeling_utils")
+    source.addHandler(caplog.handler)
+    try:
+        model = make("gpt2", pad_token_id=0)
+        transformers_logging.warning_once.cache_clear()
+        check_model(model, "student", CAUSAL)
+        assert "attention_mask" not in caplog.text
+        transformers_logging.warning_once.cache_clear()
+        model(torch.zeros(1, 2, dtype=torch.long))
+        assert "passing in an `attention_mask`" in caplog.text, "it would be seen"
+    finally:
+        source.removeHandler(caplog.handler)
 
 
 def test_the_number_of_the_last_layer_is_its_depth() -> None:

@@ -95,8 +95,9 @@ def test_a_text_of_the_same_name_in_a_parent_folder_is_another_one(tmp_path: Pat
 
 RESULT = StepResult(
     step=3, epoch=1.5, tokens=60, sums={"soft": 3.0, "mlm": 4.0}, counts={"soft": 2.0, "mlm": 1.0, "tokens": 20.0},
-    weights={"soft": 5.0, "mlm": 2.0}, rank_sums=torch.tensor([[1.0, 4.0], [2.0, 0.0]]), lr=1e-3, grad_norm=1.5,
-    loss_scale=None, seconds=0.5, data_wait=0.1, over=False, stop=None, save_requested=False, writing=False,
+    weights={"soft": 5.0, "mlm": 2.0}, batches=[], rank_sums=torch.tensor([[1.0, 4.0], [2.0, 0.0]]), lr=1e-3,
+    grad_norm=1.5, loss_scale=None, seconds=0.5, data_wait=0.1, over=False, stop=None, save_requested=False,
+    writing=False,
 )  # fmt: skip
 
 

@@ -18,9 +18,9 @@ from distill.config.training import ProfileConfig
 from distill.distributed import Ranks
 from distill.runs.profile.sampler import Sampler
 
-DATA, TEACHER, FORWARD, BACKWARD = "data", "teacher", "forward", "backward"
+DATA, SAMPLING, TEACHER, FORWARD, BACKWARD = "data", "sampling", "teacher", "forward", "backward"
 EXCHANGE, OPTIMIZER, CHECKPOINT, EVALUATION, OTHER = "exchange", "optimizer", "checkpoint", "evaluation", "other"
-PHASES = (DATA, TEACHER, FORWARD, BACKWARD, EXCHANGE, OPTIMIZER, CHECKPOINT, EVALUATION, OTHER)
+PHASES = (DATA, SAMPLING, TEACHER, FORWARD, BACKWARD, EXCHANGE, OPTIMIZER, CHECKPOINT, EVALUATION, OTHER)
 TITLES = {name: name for name in PHASES} | {
     DATA: "waiting for data", EXCHANGE: "exchange between ranks", CHECKPOINT: "checkpoints"
 }  # fmt: skip
