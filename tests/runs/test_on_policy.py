@@ -177,12 +177,12 @@ def hashes(folder: Path) -> list[str | None]:
 
 
 @pytest.fixture(scope="module")
-def unmoved(shelf: Shelf) -> list[str | None]:
-    """What is written where no step changes a weight."""
-    assert distill(*line(shelf, shelf.root / "unmoved", *STILL)) == 0
-    found = hashes(shelf.root / "unmoved")
-    assert len({*found}) == 3
-    return found
+def unmoved(shelf: Shelf) -> Path:
+    """Of a run in which no step changes a weight."""
+    folder = shelf.root / "unmoved"
+    assert distill(*line(shelf, folder, *STILL)) == 0
+    assert len({*hashes(folder)}) == 3
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -195,11 +195,13 @@ def unmoved(shelf: Shelf) -> list[str | None]:
     ],
 )
 def test_the_same_is_written_in_any_micro_batches_and_on_any_ranks(
-    shelf: Shelf, unmoved: list[str | None], tmp_path: Path, split: list[str]
+    shelf: Shelf, unmoved: Path, tmp_path: Path, split: list[str]
 ) -> None:
     """The third of three ranks has the group that is smaller, the second of two has none at the end."""
     finish(command(*line(shelf, tmp_path, *STILL, *split)))
-    assert hashes(tmp_path) == unmoved
+    assert hashes(tmp_path) == hashes(unmoved)
+    losses = [[each["loss/jsd"] for each in metrics(folder)] for folder in (tmp_path, unmoved)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5), "and each rank learns from its own"
 
 
 def test_without_the_students_own_text_it_is_the_same_divergence(shelf: Shelf, tmp_path: Path) -> None:
@@ -261,9 +263,10 @@ def test_a_student_that_stops_writing_is_warned_of_once(
     eager = GenerationConfig(eos_token_id=[*range(9000)], top_k=50, do_sample=True, repetition_penalty=1.3)
     eager.save_pretrained(tmp_path / "model")
     more = ["precision=bf16", "student.gradient_checkpointing=true", "train.batch_size=5"]
-    more += [f"teacher.path={tmp_path / 'model'}", "objective.on_policy.max_new_tokens=16"]
+    more += [f"teacher.path={tmp_path / 'model'}", "objective.on_policy.max_new_tokens=999"]
     assert distill(*line(shelf, tmp_path / "run", *more)) == 0
     logged = capfd.readouterr().err
     assert logged.count("completions collapse to 1.0 tokens, where the text has") == 1
     assert all(each["samples/mean_length"] == each["samples/ended"] == 1 for each in metrics(tmp_path / "run"))
+    assert all(10 < each["samples/text_length"] <= 16 for each in metrics(tmp_path / "run")), "half of a sequence"
     assert all(math.isfinite(each["loss/jsd"]) and each["tokens"] for each in metrics(tmp_path / "run"))
