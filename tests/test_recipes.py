@@ -49,7 +49,10 @@ OF_SCRATCH = {
     "albert_pretrain": [ALBERT],
     "gpt2_pretrain": ["student.config={n_embd:32,n_layer:2,n_head:2}", "corpus.vocab_size=300"],
 }
-OF_A_DEEP_TEACHER = {"distil_smollm2": ["student.layers=even"]}  # which has more layers than that of the tests
+OF_A_DEEP_TEACHER = {  # which has more layers than that of the tests
+    "distil_smollm2": ["student.layers=even"],
+    "distil_scarce": ["student.layers=even", "train.keep_best=null", "train.patience=null"],
+}
 OF_A_CAUSAL_STUDENT = {"smollm2_books"}  # which is trained further
 
 

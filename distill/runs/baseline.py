@@ -26,7 +26,8 @@ SHARED = ("corpus.digest", "corpus.num_sequences", "corpus.order", "train.sequen
 WITHOUT_TEACHER = {"mlm_sop": "albert"}
 # Settings that a baseline may have otherwise; the report names those that differ and concludes nothing. Where only the
 # learning rate differs it gives one: each learns best at another, and a baseline at the student's flatters the teacher.
-KEEP_BEST, REFIT = "train.keep_best", "student.refit"
+KEEP_BEST = "train.keep_best"
+REFIT = "student.refit"  # made of the teacher's states, so that it is a part of what the teacher is worth
 TUNED = (
     "optimizer.",
     "schedule.",
@@ -36,7 +37,8 @@ TUNED = (
 LEARNING_RATE = "optimizer.lr"
 # Of a command, what the same run without its teacher does not take; masks are the same for both.
 OF_TEACHER = re.compile(
-    r"objective(=|\.(?!masking))|evaluate\.baseline=|hydra\.run\.dir=|teacher\.cache|corpus\.unlabelled|resume="
+    r"objective(=|\.(?!masking))|evaluate\.baseline=|hydra\.run\.dir=|teacher\.cache|corpus\.unlabelled|resume=|"
+    r"student\.refit="
 )
 
 
@@ -56,6 +58,7 @@ def find_baseline(config: Config, identity: Identity, steps: int, terms: Mapping
         history=record.history,
         objective=record.objective,
         remarks=check_baseline(config, record, identity, steps, terms),
+        same_limits=record.training.length == config.train.length,
         learning_rate=rate if rate != identity.get(LEARNING_RATE) else None,
         started_from=record.student.start.source if record.student.start.new_head else None,
     )
@@ -73,7 +76,7 @@ def doubt(baseline: Baseline, student: Model, steps: int) -> str:
         return "the baseline differs in more than its teacher"
     if baseline.parameters != student.parameters:
         return f"the baseline has {baseline.parameters:,} parameters and the student {student.parameters:,}"
-    if baseline.steps != steps:
+    if baseline.steps != steps and not baseline.same_limits:
         return f"the baseline took {counted(baseline.steps or 0, 'step')} and the student {steps:,}"
     return ""
 
@@ -133,7 +136,7 @@ def _remarks(config: Config, baseline: Record, now: Identity, terms: Mapping[str
     """What keeps the comparison from being about the teacher alone."""
     before = baseline.identity
     tuned = [name for name in now if name.startswith(TUNED) and name in before and name != LEARNING_RATE]
-    differing = [text for name in (*tuned, KEEP_BEST, REFIT) if (text := difference(name, before, now))]
+    differing = [text for name in (*tuned, KEEP_BEST) if (text := difference(name, before, now))]
     labels, names = [name for name, term in terms.items() if not term.needs_teacher], list(baseline.objective.terms)
     if labels and names and sorted(labels) != sorted(names):
         differing.append(
@@ -167,6 +170,10 @@ def advice(record: Record, folder: Path) -> str:
         words = [word for word in words if not word.startswith(("teacher", *of_search))] + FAIR_TEACHER
         words += [f"student.layers={record.student.start.layers}".replace(" ", "")] * found
         of_model = " (MODEL: what the teacher was fine-tuned from)"
+    if record.student.start.refit is not None:
+        words.append("student.refit=false")
+    if (kept := record.teacher.cache) is not None and kept.hidden_states and "teacher.cache" not in command:
+        words.append("teacher.cache.hidden_states=false")  # which the recipe has set
     beside = f"{folder}_baseline"
     command = shlex.join([*words, f"objective={WITHOUT_TEACHER.get(task, task)}", f"hydra.run.dir={beside}"])
     again = shlex.join([f"evaluate.baseline={beside}", f"hydra.run.dir={folder}_beside_baseline"])

@@ -128,12 +128,38 @@ def test_what_a_student_starts_from_is_compared() -> None:
         ((), ("optimizer.weight_decay=0.1",), "optimizer.weight_decay was 0.1 and is now 0.01"),
         ((), ("objective.masking.mlm_probability=0.15",), "mlm_probability was 0.15 and is now 0.3"),
         (("train.keep_best=perplexity",), (), "train.keep_best was None and is now perplexity"),
-        (("student.refit=true",), (), "student.refit was False and is now True"),
     ],
 )
 def test_what_may_differ_is_remarked(own: tuple[str, ...], baseline: tuple[str, ...], remark: str) -> None:
     (line,) = checked(of(*baseline), *own)
     assert remark in line
+
+
+def test_a_refit_is_a_part_of_what_the_teacher_is_worth() -> None:
+    assert checked(of(), "student.refit=true") == []
+
+
+def test_as_many_minutes_may_be_other_steps(tmp_path: Path) -> None:
+    limits = ["train.epochs=null", "train.minutes=10"]
+    config, own = composed(MAIN, *limits, f"evaluate.baseline={tmp_path}"), identity(MAIN, *limits)
+    for minutes, fair in ((10.0, True), (9.0, False)):
+        record = of(*limits)
+        length = config.train.length | {"minutes": minutes}
+        write_results(tmp_path / "results.json", record.changed(training=record.training.changed(length=length)))
+        found = find_baseline(config, own, 625, make_terms(config.objective))
+        assert found is not None and (doubt(found.changed(steps=900), Student(), 600) == "") is fair
+
+
+def test_the_command_of_a_baseline_has_no_refit_and_no_cache_of_its_recipe() -> None:
+    content = {
+        "command": "python -m distill +recipe=distil_scarce student.refit=auto",
+        "identity": {"objective.task": "clm"},
+        "teacher": {"name": "t", "cache": {"hidden_states": 576}},
+        "student": {"start": {"init": "layers", "refit": {"tokens": 5}}},
+    }
+    command = re.findall("`(.*?)`", advice(Record.from_json(content), Path("r")))[0]
+    words = ["student.refit=false", "teacher.cache.hidden_states=false", "objective=clm", "hydra.run.dir=r_baseline"]
+    assert shlex.split(command)[3:] == ["+recipe=distil_scarce", *words]
 
 
 def test_labels_formats_and_code_that_differ_are_remarked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
