@@ -20,6 +20,7 @@ READ_BY: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("layers", "num_layers", "search_seconds", "refit"), ("layers",)),
     **dict.fromkeys(("path", "trust_remote_code"), ("pretrained",)),
 }
+OF_SERVER = ("model", "requests", "timeout", "api_key_env")  # settings of a teacher that a server has
 
 
 KEPT = ("hidden_states", "top_k", "sampled")  # what a cache may keep of a teacher
@@ -56,6 +57,16 @@ class FrozenModelConfig(Part):
     revision: str | None = setting(None, "Revision of a model on the Hub.")
     trust_remote_code: bool = setting(False, "Let transformers run code of the model's repository.")
     tokenizer: LocalPath | None = setting(None, "Its folder or name on the Hub; null reads it beside the model.")
+    url: str | None = setting(None, "Of a server that has it (as vLLM), such as http://localhost:8000/v1.")
+    model: str | None = setting(None, "Its name on that server.")
+    requests: int = setting(8, "Requests to that server at a time.", ge=1, le=1024)
+    timeout: float = setting(120.0, "Without an answer, before a request is repeated.", unit="seconds", gt=0, le=1e5)
+    api_key_env: str | None = setting(None, "Environment variable with that server's key, such as OPENAI_API_KEY.")
+
+    @property
+    def served(self) -> bool:
+        """Whether it runs elsewhere, on a server."""
+        return self.target is None and self.url is not None
 
     @property
     def bundled(self) -> bool:
@@ -73,15 +84,31 @@ class FrozenModelConfig(Part):
         if self.target is None:
             return None
         given = {name: getattr(self, name) for name in ("path", "revision", "trust_remote_code")}
+        given |= self.given("url", *OF_SERVER)  # names that a callable may have, too
         return self.component("", given, tuple(given))
 
     def refusals(self) -> Iterator[Refusal]:
         if self.target is None:
             self.refuse_arguments()
-        if self.target is None and not self.saved:
+            yield from self._of_server()
+        if self.target is None and not self.saved and not self.served:
             for name, value in self.given("revision", "trust_remote_code", "tokenizer").items():
                 problem = f"not read with {self.group}.path={shown(self.path)}"
                 yield f".{name}", value, problem, "give the path of a saved model, or leave it out"
+
+    def _of_server(self) -> Iterator[Refusal]:
+        if self.url is None:
+            for name, value in self.given(*OF_SERVER).items():
+                yield f".{name}", value, f"not read with {self.group}.url=null", "give a URL, or leave it out"
+            return
+        if not self.url.startswith(("http://", "https://")):
+            yield ".url", self.url, "no URL of a server", "give one such as http://localhost:8000/v1"
+        for name, value in self.given("path", "revision").items():
+            yield f".{name}", value, f"beside {self.group}.url", "give one of the two"
+        if self.model is None:
+            yield ".model", "null", "names no model of the server", "give its name there"
+        if self.tokenizer is None:
+            yield ".tokenizer", "null", "a server gives token ids alone", "give the folder or Hub name of its tokenizer"
 
 
 class MemberConfig(FrozenModelConfig):
@@ -94,7 +121,7 @@ class MemberConfig(FrozenModelConfig):
 
     def refusals(self) -> Iterator[Refusal]:
         yield from super().refusals()
-        if self.target is None and self.path is None:
+        if self.target is None and self.path is None and not self.served:
             yield ".path", "null", "names no model", "give a path, or bundled_deep"
 
 
@@ -112,7 +139,7 @@ class TeacherConfig(FrozenModelConfig):
     @property
     def is_none(self) -> bool:
         """Whether there is no teacher: the student learns from the text, or from the labels, alone."""
-        return self.target is None and self.path is None and not self.members
+        return self.target is None and self.path is None and self.url is None and not self.members
 
     def refusals(self) -> Iterator[Refusal]:
         yield from super().refusals()
@@ -120,7 +147,7 @@ class TeacherConfig(FrozenModelConfig):
             cached = {f"cache.{name}": value for name, value in self.cache.given(*KEPT).items()}
             for name, value in (self.given("micro_batches") | cached).items():
                 yield f".{name}", value, "not read with teacher.path=null", "choose a teacher, or leave it out"
-        for name, model in (("path", self.path), (TARGET, self.target)):
+        for name, model in (("path", self.path), (TARGET, self.target), ("url", self.url)):
             if self.members and model is not None:
                 cure = f"set it to null, or name this teacher as teacher.members.NAME.{name}"
                 yield f".{name}", model, "beside teacher.members", cure

@@ -10,7 +10,7 @@ from typing import Any
 from distill.config import RECIPES
 from distill.config.base import Refusal, refuse
 from distill.config.data import HELDOUT
-from distill.config.models import KEPT
+from distill.config.models import KEPT, MemberConfig, TeacherConfig
 from distill.config.objective import is_zero, value_at
 from distill.config.settings import Config, EvaluateConfig, MaskingConfig, Missing, SourceConfig, TeacherCacheConfig
 from distill.runtime.errors import SettingError, did_you_mean
@@ -151,12 +151,47 @@ def _of_teachers(config: Config, terms: Terms, task: Any) -> Iterator[Refusal]:
             (size, value), *others = kept.items()
             beside = "".join(f"with {setting}.cache.{name}={value}, " for name, value in others)
             yield f"{setting}.cache.{size}", value, f"{beside}{problem}", cure
+    frozen: dict[str, TeacherConfig | MemberConfig] = {
+        f"teacher.members.{n}": one for n, one in teacher.members.items()
+    }
+    for setting, one in (frozen or {"teacher": teacher}).items():
+        if one.served:
+            yield from _of_served(config, terms, task, setting, one.cache or teacher.cache)
     for name, term in terms.items() if len(teacher.members) > 1 else ():
         if term.teacher_reads.extra or not task.kind.vocabulary:
             yield "teacher.members", None, f"of words, and objective.{name} is not about words", "choose one teacher"
         if not getattr(term, "center", True):
             problem = "the mean of several teachers' probabilities has logits only up to a constant"
             yield f"objective.{name}.center", False, problem, f"set objective.{name}.center=true"
+
+
+def _of_served(config: Config, terms: Terms, task: Any, setting: str, cache: TeacherCacheConfig) -> Iterator[Refusal]:
+    """What a teacher on a server does not give: it scores each next token of the corpus, and by that makes a cache."""
+    if not (task.kind.causal and task.kind.vocabulary):
+        problem = f"a server scores the next token, and the teacher of objective.task={config.objective.task} does not"
+        yield f"{setting}.url", None, problem, f"give {setting}.path"
+    for name, value in cache.given("hidden_states", "sampled").items():
+        yield (
+            f"{setting}.cache.{name}",
+            value,
+            "a server gives the largest probabilities alone",
+            "give top_k in its place",
+        )
+    if cache.top_k is None and any(term.needs_teacher for term in terms.values()):
+        yield f"{setting}.cache.top_k", "null", "a served teacher is read from a cache", "set it, such as to 20"
+    for name, term in terms.items():
+        temperature = getattr(term, "top_k_temperature", None)
+        if term.needs_teacher and temperature not in (None, 1.0):
+            problem = "a server gives log-probabilities at temperature 1 alone"
+            yield f"objective.{name}.temperature", temperature, problem, "set it to 1"
+    if config.student.from_layers:
+        problem = f"takes layers of a teacher, and that of {setting}.url is on a server"
+        yield "student.init", "layers", problem, "choose student=pretrained, or a student with new weights"
+    if config.student.is_new and config.student.architecture == "same":
+        problem = f"as the teacher, and that of {setting}.url is on a server"
+        yield "student.architecture", "same", problem, "name a model type of transformers"
+    if (form := config.precision.quantize_teacher) is not None:
+        yield "precision.quantize_teacher", form, "for a teacher that runs here", "leave it out"
 
 
 def _of_cache(

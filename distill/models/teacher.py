@@ -95,7 +95,7 @@ def teacher_tokenizer(
     make = settings.custom
     if make is not None and (held := tokenizer_in_memory(make, kind)) is not None:
         return held
-    path = teacher_path(settings, setting) if make is None else settings.path
+    path = teacher_path(settings, setting) if make is None and not settings.served else settings.path
     named, hub = f"{setting}.path", _hub(settings)
     if not settings.bundled and settings.tokenizer is not None:
         # teacher.revision is of the repository of teacher.path

@@ -22,6 +22,7 @@ from distill.teacher.cache import Cache, CachedTeacher, find
 from distill.teacher.live import LiveTeacher, RetokenizedTeacher
 from distill.teacher.members import Member, settings_by_member, with_models
 from distill.teacher.output import MeanTeacher, NoTeacher, Teacher
+from distill.teacher.served import ServedRecorder
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +68,9 @@ class FrozenTeachers:
         self.run, self.caches, self._settings = run, find_caches(run), settings_by_member(run.config)
         members = with_models(run.pair.teachers) if run.objective.needs_teacher else []
         self._models = {member.name: self._placed(member) for member in members}
+        self._served = {name: recorder for name in self.caches if (recorder := self._recorder(name)) is not None}
+        for recorder in self._served.values():
+            run.ranks.agree(lambda: None if run.ranks.local_rank else recorder.check())  # noqa: B023
 
     def _placed(self, member: Member) -> LanguageModel:
         """The teacher as training runs it; one that a cache stands for as the report scores it alone."""
@@ -75,6 +79,13 @@ class FrozenTeachers:
             return setup_teacher(member.model, settings.precision, ranks)
         placed = ranks.place(member.model, dtype_of(settings.precision.teacher))
         return LanguageModel(placed, settings.precision.teacher, settings.precision.kernels == "plain")
+
+    def _recorder(self, name: str) -> ServedRecorder | None:
+        """What makes the cache of a teacher on a server."""
+        server, run = self._settings[name].server, self.run
+        if server is None:
+            return None
+        return ServedRecorder(self.caches[name], server, run.data.batches, run.objective.positions)
 
     def open(self) -> Teacher:
         """What the loop reads from: the only teacher, the mean of several, or none; all ranks call it.
@@ -88,6 +99,8 @@ class FrozenTeachers:
         made, weights = list[Teacher](), list[float]()
         for name, member in self._settings.items():
             if name in self.caches:
+                if name in self._served:
+                    build(self._served[name], self.run.ranks)
                 made.append(self._cached(name, self._models.pop(name, None)))
             elif name in self._models:
                 made.append(LiveTeacher(self._models[name], member.micro_batches))

@@ -283,9 +283,11 @@ def _digests_of_teachers(
     """Before any is sharded; `shared`: their tokenizer."""
     digests: dict[str, str | None] = {"teacher": None}
     settings = settings_by_member(config)
-    for member in with_models(members):
-        teacher = settings[member.name].model
-        if (make := teacher.custom) is not None:
+    for member in members:
+        teacher, server = settings[member.name].model, settings[member.name].server
+        if server is not None:  # whose weights nobody here has read: `ServedRecorder.check` tells others
+            digests[member.setting] = hashlib.sha256(f"served {server.model}".encode()).hexdigest()
+        elif (make := teacher.custom) is not None:
             digests[member.setting] = _digest_of_custom(make, member.model, shared)
         else:
             digests[member.setting] = saved_digest(teacher_path(teacher), member.model, shared, config.data.cache)

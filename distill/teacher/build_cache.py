@@ -8,11 +8,12 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -31,6 +32,32 @@ LOGITS_BYTES = 64 << 20  # that exist at once
 OLD = 3600.0  # seconds without a change, after which a file that is being written was left by a killed process
 
 
+class Recording(Protocol):
+    """What gives a teacher's answers, by sequence."""
+
+    @property
+    def cache(self) -> Cache: ...
+
+    @property
+    def precision(self) -> str:
+        """The number format that the teacher runs in."""
+        ...
+
+    @property
+    def models(self) -> Sequence[Any]:
+        """Those that ranks may shard."""
+        ...
+
+    @property
+    def at_once(self) -> int:
+        """Sequences of a call."""
+        ...
+
+    def records(self, indices: np.ndarray, /) -> np.ndarray:
+        """The records [n] at the positions of these sequences."""
+        ...
+
+
 @dataclass(frozen=True)
 class Recorder:
     """What a cache keeps of a teacher, by sequence."""
@@ -41,6 +68,18 @@ class Recorder:
     positions: Positions
     temperature: float | None  # None: last hidden states are kept, which have none
     device: torch.device
+
+    @property
+    def precision(self) -> str:
+        return self.teacher.precision
+
+    @property
+    def models(self) -> list[Any]:
+        return [self.teacher]
+
+    @property
+    def at_once(self) -> int:
+        return max(1, FORWARD_TOKENS // self.batches.sequences.shape[1])
 
     @torch.no_grad()
     def records(self, indices: np.ndarray) -> np.ndarray:
@@ -79,7 +118,7 @@ class Recorder:
         return np.concatenate(found)
 
 
-def build(recorder: Recorder, ranks: Ranks) -> None:
+def build(recorder: Recording, ranks: Ranks) -> None:
     """Make what is missing of a cache; all ranks have to call it.
 
     Each rank makes some of all parts, and then, where hosts have disks of their own, some of those that its host lacks.
@@ -94,14 +133,14 @@ def build(recorder: Recorder, ranks: Ranks) -> None:
     ranks.agree(lambda: _make_room(cache))
     ranks.agree(lambda: _make_parts(recorder, range(ranks.rank, cache.num_parts, ranks.size), ranks))
     ranks.agree(lambda: _make_parts(recorder, range(ranks.local_rank, cache.num_parts, ranks.local_size), ranks))
-    ranks.agree(lambda: None if ranks.local_rank else _finish(cache, recorder.teacher.precision))
+    ranks.agree(lambda: None if ranks.local_rank else _finish(cache, recorder.precision))
 
 
-def _make_parts(recorder: Recorder, parts: range, ranks: Ranks) -> None:
+def _make_parts(recorder: Recording, parts: range, ranks: Ranks) -> None:
     """Those of these parts that are missing; ranks that shard the teacher compute their forwards together."""
     cache = recorder.cache
     missing = [part for part in parts if not cache.has(part)]
-    with ranks.in_lockstep([recorder.teacher], idle_forward):
+    with ranks.in_lockstep(recorder.models, idle_forward):
         if not missing:
             return
         with Progress("teacher cache", sum(map(cache.positions_of, missing)), "tokens") as progress:
@@ -109,22 +148,21 @@ def _make_parts(recorder: Recorder, parts: range, ranks: Ranks) -> None:
                 _make_part(recorder, part, progress)
 
 
-def _make_part(recorder: Recorder, part: int, progress: Progress) -> None:
+def _make_part(recorder: Recording, part: int, progress: Progress) -> None:
     began, cache, sequences, found = time.monotonic(), recorder.cache, recorder.cache.sequences_of(part), []
-    at_once = max(1, FORWARD_TOKENS // recorder.batches.sequences.shape[1])
-    for start in range(sequences.start, sequences.stop, at_once):
-        found.append(recorder.records(np.arange(start, min(start + at_once, sequences.stop))))
+    for start in range(sequences.start, sequences.stop, recorder.at_once):
+        found.append(recorder.records(np.arange(start, min(start + recorder.at_once, sequences.stop))))
         progress.update(progress.n + len(found[-1]))
     records = np.concatenate(found)
     kept = float(-np.expm1(records["log_probs"][:, -1].astype(np.float64)).sum()) if cache.layout.top_k else 0.0
     content = MEASURED.pack(kept, time.monotonic() - began) + records.tobytes()
-    with _writing(cache):
-        _put(cache.path_of(part), hashlib.sha256(content).digest() + content)
+    with writing(cache):
+        put(cache.path_of(part), hashlib.sha256(content).digest() + content)
 
 
 def _finish(cache: Cache, precision: str) -> None:
     """Put offsets and meta.json beside the parts. `precision`: of the teacher."""
-    with _writing(cache):
+    with writing(cache):
         measured = []
         for part in range(cache.num_parts):
             with cache.path_of(part).open("rb") as file:
@@ -137,11 +175,11 @@ def _finish(cache: Cache, precision: str) -> None:
             seconds=sum(seconds for _, seconds in measured),
             precision=precision,
         )
-        _put(cache.folder / OFFSETS, content)
-        _put(cache.folder / META, meta.model_dump_json().encode())
+        put(cache.folder / OFFSETS, content)
+        put(cache.folder / META, meta.model_dump_json().encode())
 
 
-def _put(path: Path, content: bytes) -> None:
+def put(path: Path, content: bytes) -> None:
     """Write a file at once, though other processes put the same one there."""
     new = path.with_name(f".{path.name}-{token_hex(6)}.new")
     new.write_bytes(content)
@@ -150,7 +188,7 @@ def _put(path: Path, content: bytes) -> None:
 
 def _make_room(cache: Cache) -> None:
     """Raises SettingError where the disk has no room for what is still to be written."""
-    with _writing(cache):
+    with writing(cache):
         cache.folder.mkdir(exist_ok=True)
         for left in cache.folder.glob(".*.new"):
             with suppress(FileNotFoundError):
@@ -166,7 +204,7 @@ def _make_room(cache: Cache) -> None:
 
 
 @contextmanager
-def _writing(cache: Cache) -> Iterator[None]:
+def writing(cache: Cache) -> Iterator[None]:
     """Turns an error of the disk into a SettingError."""
     try:
         yield

@@ -15,7 +15,8 @@ from distill.config.base import flatten
 from distill.config.settings import Config, FrozenModelConfig, PrecisionConfig, TeacherCacheConfig
 from distill.distributed.rank_identity import OF_A_HOST
 from distill.models.kind import ModelKind
-from distill.models.teacher import lacks_head, load_teacher
+from distill.models.teacher import lacks_head, load_teacher, teacher_tokenizer
+from distill.runtime.completions import Server
 from distill.runtime.errors import SettingError
 from distill.runtime.redaction import redact
 
@@ -36,6 +37,14 @@ class TeacherSettings:
     @property
     def setting(self) -> str:
         return setting_of(self.name)
+
+    @property
+    def server(self) -> Server | None:
+        """Where it is served; None of one that runs here."""
+        one = self.model
+        if not one.served or one.url is None or one.model is None:
+            return None
+        return Server(self.setting, one.url, one.model, one.requests, one.timeout, one.api_key_env)
 
     @property
     def code(self) -> str | None:
@@ -118,7 +127,11 @@ def load_members(
     shared: PreTrainedTokenizerBase | None = None
     for name, alone in settings_by_member(config).items():
         has_head = reads_head or name != ONLY or not lacks_head(alone.model, kind)
-        model, tokenizer, title = load_teacher(alone.model, kind, mapped, alone.setting, has_head, gpu)
+        if alone.server is None:
+            model, tokenizer, title = load_teacher(alone.model, kind, mapped, alone.setting, has_head, gpu)
+        else:
+            tokenizer = teacher_tokenizer(alone.model, kind, alone.setting)
+            model, title = None, f"{alone.server.model} on a server"
         shared = shared or tokenizer
         if shared.get_vocab() != (vocabulary := tokenizer.get_vocab()):
             problem = f"its vocabulary ({len(vocabulary)} tokens) is not that of {members[0].setting} ({len(shared)})"

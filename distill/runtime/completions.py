@@ -1,0 +1,141 @@
+"""A server with the completions API of OpenAI, as vLLM has it: requests side by side, repeated while it is overloaded.
+
+Its key is read from the environment alone, and stands in no file, log or command line.
+"""
+
+import http.client
+import json
+import os
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.pool import ThreadPool  # whose threads end with the process, whatever they wait for
+from typing import Any, TypeVar
+
+from distill.runtime.errors import SettingError, StorageFailed, first_line
+from distill.runtime.redaction import redact, remember
+
+TRIES = 8
+FIRST_WAIT, LONGEST_WAIT = 0.25, 30.0  # seconds before another try; twice as long each time
+LONGEST_REASON = 300  # characters of what a server says
+BUSY = (408, 425, 429)  # statuses that a later try may not have, as those from 500 on
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where a model is served.
+
+    Attributes:
+        setting: what error lines call it, such as `teacher`; its settings are `.url` and so on.
+        url: such as http://localhost:8000/v1.
+        model: its name there.
+        requests: at a time.
+        timeout: seconds without a byte, after which a request has failed.
+        api_key_env: the variable of the environment that holds the key; None: it needs none.
+    """
+
+    setting: str
+    url: str
+    model: str
+    requests: int
+    timeout: float
+    api_key_env: str | None
+    tries: int = TRIES  # of a request
+
+    def check(self) -> None:
+        """Raises SettingError where nobody answers, where the key is missing, or where it has no such model.
+
+        What else goes wrong is left to the requests that follow, which are repeated.
+        """
+        try:
+            with urllib.request.urlopen(self._request("models"), timeout=self.timeout) as response:
+                names = [one["id"] for one in json.load(response)["data"]]
+        except (urllib.error.HTTPError, http.client.HTTPException, ValueError, LookupError, TypeError):
+            return
+        except OSError as error:
+            reason = getattr(error, "reason", error)
+            if isinstance(reason, ConnectionRefusedError | socket.gaierror):
+                raise self.refused(f"nobody answers there ({first_line(reason)})", "start the server") from None
+            return
+        if self.model not in names:
+            problem, cure = f"the server has {', '.join(map(str, names))}", "name one of these, or serve that model"
+            raise SettingError(problem, setting=f"{self.setting}.model", value=self.model, cure=cure)
+
+    def ask_all(self, requests: Iterable[tuple[Mapping[str, Any], Callable[[Any], Answer]]]) -> Iterator[Answer]:
+        """What `ask` gives for each of these requests, in their order."""
+        with ThreadPool(self.requests) as pool:
+            yield from pool.imap(lambda request: self.ask(*request), requests)
+
+    def ask(self, body: Mapping[str, Any], read: Callable[[Any], Answer]) -> Answer:
+        """What `read` makes of the answer to a request; one that it refuses by a ValueError is asked for again.
+
+        Raises:
+            SettingError: the server refuses the request, or `read` the last answer too, as bad input.
+            StorageFailed: there was no usable answer in `tries`.
+        """
+        request = self._request("completions", json.dumps({"model": self.model, **body}).encode())
+        problem: Exception | str = ""
+        for number in range(self.tries):
+            wait = FIRST_WAIT
+            try:
+                with urllib.request.urlopen(request, timeout=self.timeout) as response:
+                    answer = json.load(response)
+                return read(answer)
+            except urllib.error.HTTPError as error:
+                if error.code not in BUSY and error.code < 500:
+                    raise self._refused(error) from None
+                problem, wait = f"status {error.code}", _wait(number, error.headers.get("Retry-After"))
+            except (OSError, http.client.HTTPException) as error:
+                problem, wait = getattr(error, "reason", None) or type(error).__name__, _wait(number)
+            except SettingError as error:
+                problem = error
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                problem = f"an answer of another form: {first_line(error)}"
+            if number < self.tries - 1:
+                time.sleep(wait)
+        if isinstance(problem, SettingError):
+            raise problem
+        raise StorageFailed(
+            f"{self.setting}.url={redact(self.url)}: no answer that can be used in {self.tries} tries ({problem}); "
+            "what is there already is kept, and the same command resumes"
+        )
+
+    def refused(self, problem: str, cure: str) -> SettingError:
+        return SettingError(problem, setting=f"{self.setting}.url", value=redact(self.url), cure=cure)
+
+    def _refused(self, error: urllib.error.HTTPError) -> SettingError:
+        """What a status from 400 on says of a request that no later try would mend."""
+        text = ""
+        with suppress(OSError, http.client.HTTPException):
+            text = error.read(LONGEST_REASON * 10).decode("utf-8", "replace")
+        with suppress(ValueError, AttributeError):
+            found = json.loads(text)
+            text = str((found.get("error") or found).get("message") or text)
+        reason = redact(" ".join(text.split())[:LONGEST_REASON])
+        if error.code in (401, 403):
+            cure = f"let {self.setting}.api_key_env name the variable that holds the key"
+        else:
+            cure = "correct the request, or start the server for it"
+        return self.refused(f"the server refuses a request (status {error.code}: {reason})", cure)
+
+    def _request(self, path: str, body: bytes | None = None) -> urllib.request.Request:
+        request = urllib.request.Request(f"{self.url.rstrip('/')}/{path}", body, {"Content-Type": "application/json"})
+        if (name := self.api_key_env) is not None:
+            if not (value := os.environ.get(name, "").strip()):
+                problem, cure = "the environment has no such variable", f"set it: read -rs {name}; export {name}"
+                raise SettingError(problem, setting=f"{self.setting}.api_key_env", value=name, cure=cure)
+            remember("api_key", value)
+            request.add_unredirected_header("Authorization", f"Bearer {value}")  # for this server alone
+        return request
+
+
+def _wait(number: int, asked: str | None = None) -> float:
+    """Seconds before the try after this one; `asked`: what the server has asked for."""
+    wait = float(asked) if asked is not None and asked.isdecimal() else FIRST_WAIT * 2**number
+    return min(wait, LONGEST_WAIT)
