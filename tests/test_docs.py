@@ -19,6 +19,8 @@ import distill
 from distill.commands.arguments import parse, split
 from distill.commands.cli import COMMANDS
 from distill.commands.export import ExportArguments
+from distill.commands.generate import Request as GenerateRequest
+from distill.commands.generation import GenerateOptions
 from distill.commands.predict import Request as PredictRequest
 from distill.commands.prediction import PredictOptions
 from distill.commands.prepare import PrepareArguments
@@ -69,6 +71,8 @@ def check(words: tuple[str, ...]) -> None:
         parse(ARGUMENTS[name], rest, name)
     elif name == "predict":
         parse(PredictOptions, split(PredictRequest, rest, name)[1], name, besides=PredictRequest)
+    elif name == "generate":
+        check_settings(split(GenerateOptions, split(GenerateRequest, rest, name)[1], name)[1])
     elif name == "evaluate":
         settings = split(EvaluateArguments, rest, name)[1]
         check_settings(["teacher=pretrained" if word.startswith("teacher=") else word for word in settings])

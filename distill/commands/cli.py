@@ -28,6 +28,7 @@ COMMANDS = {
     "evaluate": ("distill.commands.small:EVALUATE", "score models on evaluation sets, without training"),
     "compare": ("distill.commands.small:COMPARE", "compare runs: the settings in which they differ, and their results"),
     "predict": ("distill.commands.predict", "predict with a trained model: texts, files and pipes"),
+    "generate": ("distill.commands.generate", "write completions of prompts, a corpus for objective=clm"),
     "prepare": ("distill.commands.prepare", "tokenize and pack the sequences of a corpus, without training"),
     "profile": ("distill.commands.small:PROFILE", "train the first steps of a run and name the bottleneck"),
     "export": ("distill.commands.export", "write a student in the format of another engine (ONNX)"),

@@ -11,11 +11,12 @@ from typing import Annotated, Any, overload
 import numpy as np
 import torch
 from pydantic import Field
-from transformers import FillMaskPipeline, GenerationConfig, TextClassificationPipeline
+from transformers import FillMaskPipeline, TextClassificationPipeline
 
 from distill.commands.arguments import Arguments
 from distill.config.base import ROWS, SEEDS
 from distill.config.errors import parse
+from distill.config.objective import SamplingConfig
 from distill.data.chat_template import ASSISTANT, COLUMNS, REWRITE, ChatTemplate, conversation_of
 from distill.data.collate.tables import Labelled
 from distill.data.readers import Record
@@ -23,10 +24,12 @@ from distill.data.span_windows import SpanConfig, SpanWindows, span_windows
 from distill.data.tables.squad import Question, Questions
 from distill.evaluation.questions import AnswerConfig, Answered, find_answers
 from distill.models.check import padding_of
+from distill.models.generation import Completion, complete, ends_of
 from distill.models.kind import CAUSAL, CLASSES, MASKED, SPANS, ModelKind
 from distill.models.language_model import LanguageModel, OutputSpec
 from distill.models.loaded import Held, LoadedModel, as_loaded
 from distill.runtime.errors import SettingError, did_you_mean, raising_at_the_call
+from distill.runtime.seed import key
 
 Model = str | Path | LoadedModel | Held
 Input = str | tuple[str, str] | Mapping[str, Any]
@@ -175,6 +178,23 @@ def _query(name: str, record: Record, model: LoadedModel, options: PredictOption
     return text
 
 
+def written_prompt(name: str, item: Any, model: LoadedModel, new: int) -> tuple[Record, Any, list[int]]:
+    """The record of a prompt, the text or messages in it, and its tokens. Raises SettingError as `_query`.
+
+    Args:
+        item: a text, or a record with `text`, `messages`, or either of them as `prompt`.
+        new: tokens that are to follow.
+    """
+    record = _as_record(name, item, CAUSAL)
+    if (given := record.get("prompt")) is not None:
+        record |= {"text": given} if isinstance(given, str) else {"text": None, COLUMNS[0]: given}
+    tokens = _query(name, record, model, PredictOptions(max_new_tokens=new))
+    if isinstance(record.get("text"), str):
+        return record, record["text"], tokens
+    column = next(column for column in COLUMNS if record.get(column) is not None)
+    return record, conversation_of(record, column).messages, tokens
+
+
 def _fitting(name: str, ids: list[int], model: LoadedModel, new: int = 0) -> list[int]:
     """Some tokens. Raises SettingError for none, or where they and `new` ones are more than the model reads."""
     if not ids:
@@ -312,29 +332,21 @@ def _answer(answered: Answered, best: int, may_lack: bool) -> Record:
 def _continuations(model: LoadedModel, prompts: list[list[int]], options: PredictOptions) -> list[Record]:
     """`continuation` of each prompt, and whether the model has `ended` it.
 
-    Drawn tokens depend on the seed and on which texts are computed together; torch's generators are left as they were.
-    transformers' pipeline takes texts and not tokens, and would put an end behind them where the tokenizer does.
+    Drawn tokens depend on the seed and on which texts are computed together.
     """
-    saved = getattr(getattr(model.model, "generation_config", None), "eos_token_id", None)
-    ends = {model.tokenizer.eos_token_id, *(saved if isinstance(saved, list) else [saved])} - {None}
-    config = GenerationConfig(max_new_tokens=options.max_new_tokens, eos_token_id=sorted(ends) or None, pad_token_id=0)
-    if options.sample:
-        drawing = {"temperature": options.temperature, "top_k": options.top_k or 0, "top_p": options.top_p}
-        config.update(do_sample=True, **drawing)
-    writer = copy.copy(model.model)  # the same weights; what a call leaves out is read from the model's own config
-    writer.generation_config = GenerationConfig()
-    outcomes = []
-    gpus = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(gpus), torch.inference_mode():
-        for generator in [torch.default_generator, *(torch.cuda.default_generators[gpu.index] for gpu in gpus)]:
-            generator.manual_seed(options.seed)  # of no other GPU, as `torch.manual_seed` would
-        for start in range(0, len(prompts), options.batch_size):
-            batch = prompts[start : start + options.batch_size]
-            length = max(map(len, batch))
-            ids = torch.tensor([[0] * (length - len(prompt)) + prompt for prompt in batch], device=model.device)
-            mask = torch.tensor([[0] * (length - len(each)) + [1] * len(each) for each in batch], device=model.device)
-            for tokens in writer.generate(ids, attention_mask=mask, generation_config=config)[:, length:].tolist():
-                end = next((index for index, token in enumerate(tokens) if token in ends), None)
-                text = model.tokenizer.decode(tokens[:end], skip_special_tokens=True)
-                outcomes.append({"continuation": text, "ended": end is not None})
+    temperature = options.temperature if options.sample else 0.0
+    how: Any = {"max_new_tokens": options.max_new_tokens, "top_k": options.top_k, "top_p": options.top_p}
+    settings = SamplingConfig.model_construct(temperature=temperature, **how)
+    ends, tokens = ends_of(model.model, tokenizer=model.tokenizer), [np.array(prompt) for prompt in prompts]
+    keys, outcomes = key(options.seed, "predict", np.arange(len(prompts))), []
+    for start in range(0, len(prompts), options.batch_size):
+        few = slice(start, start + options.batch_size)
+        for found in complete(model.model, tokens[few], keys[few], settings, ends, len(model.tokenizer)):
+            outcomes.append({"continuation": text_of(found, model.tokenizer), "ended": found.ended})
     return outcomes
+
+
+def text_of(completion: Completion, tokenizer: Any) -> str:
+    """The text of a completion, without what ends it."""
+    ids = completion.tokens[: len(completion.tokens) - completion.ended].tolist()
+    return str(tokenizer.decode(ids, skip_special_tokens=True))

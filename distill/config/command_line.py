@@ -178,7 +178,7 @@ def _several_values(override: str, may_sweep: bool) -> SettingError:
 
 def read_list(name: str, value: str) -> list[str]:
     """The entries of [A,B], as Hydra reads it. Raises SettingError where it is none."""
-    parsed = parse_override(understood(f"{name}={value}", multirun=False))
+    parsed = parse_override(understood(f"entries={value}", multirun=False))  # a setting of this name may be a text
     entries = None if parsed is None else parsed.value()
     if not isinstance(entries, list):
         raise SettingError("no list", setting=name, value=value, cure=f"write {name}=[A,B], or {name}=A {name}=B")
