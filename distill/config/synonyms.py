@@ -29,6 +29,8 @@ HERE = {
     "corpus=hub corpus.hub": "dataset_name",
     "objective.masking.mlm_probability": "mlm_probability",
     "objective.temperature": "temperature",
+    "objective=gkd objective.on_policy.fraction": "lmbda gkd on_policy",
+    "objective.on_policy.max_new_tokens": "max_new_tokens max_completion_length",
     "objective.soft.weight": "alpha alpha_ce",
     "objective.soft": "kl kld kl_div kd distillation",
     "objective.clm, objective.mlm or objective.classes": "ce cross_entropy",
@@ -50,8 +52,7 @@ HERE = {
 }
 # What there is not yet, and what serves until then.
 LEFT_OUT = {
-    "there is no distillation on texts that the student writes yet: let the teacher write them by distill predict, or "
-    "take objective.jsd on the texts that there are": "lmbda seq_kd gkd on_policy max_new_tokens",
+    "the teacher does not write while the student trains: let it write a corpus before, by distill generate": "seq_kd",
     "there is no setting for adapters: give a function that puts them into a model as student._target_": (
         "lora peft peft_config lora_r lora_alpha use_peft"
     ),
