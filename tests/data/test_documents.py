@@ -130,7 +130,7 @@ def test_plain_gzip_and_zip_hold_the_same_book(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "reason"),
     [
-        ("cut.txt.gz", gzip.compress(bytes(range(256)) * 40)[:90], "EOFError"),
+        ("cut.txt.gz", gzip.compress(bytes(range(256)) * 40, mtime=0)[:90], "EOFError"),
         ("false.txt.gz", b"no gzip at all", "BadGzipFile"),
         ("false.zip", b"no zip at all", "BadZipFile"),
         ("picture.txt", b"\x89PNG\0\0\0", "zero bytes"),
