@@ -27,7 +27,7 @@ from distill.config.objective import SamplingConfig
 from distill.config.settings import Config
 from distill.data.duplicates import digest_of
 from distill.data.prompts import prompt_of
-from distill.data.sequence_format import causal_format
+from distill.data.sequence_format import causal_format, first_token
 from distill.data.sequence_store import ids_of, subsample
 from distill.data.tokens import corpus_texts, prepare
 from distill.distributed import Ranks
@@ -208,19 +208,24 @@ def _of_file(path: str, writer: Writer) -> Iterator[Prompt]:
 def _of_corpus(writer: Writer, config: Config) -> Iterator[Prompt]:
     """The beginnings of texts: of each sequence that of its longest document."""
     corpus, data, model, new = config.corpus, config.data, writer.model, writer.options.max_new_tokens
-    limit = writer.options.prompt_tokens
-    if corpus.made_by is None and corpus.kind == "chat":
-        raise SettingError("has conversations", setting="corpus", value="chat", cure="give the file as input=FILE")
+    limit, first = writer.options.prompt_tokens, first_token(model.tokenizer)
+    texts = corpus_texts(corpus, data)
+    for text in texts.values():
+        if text.prompts:
+            problem = "it has prompts of its own, which would be cut and left out like other text"
+            raise SettingError(problem, setting=text.setting, cure="give the file as input=FILE")
     if model.longest is not None and limit + new > model.longest:
         problem = f"with prompt_tokens={limit} longer than what the model reads ({model.longest} tokens)"
         raise SettingError(problem, setting="max_new_tokens", value=new, cure="lower one of them")
-    for name, text in corpus_texts(corpus, data).items():
+    for name, text in texts.items():
         tokens = prepare(text, model.tokenizer, corpus, data, "train", causal_format)
         sequences = subsample(tokens.sequences, text.max_sequences, "prompts", data.shuffle_bytes)
         for number in range(len(sequences)):
             (sequence,) = sequences[np.array([number])]
             ids = ids_of(prompt_of(sequence, causal_format(model.tokenizer), limit, limit).tokens)
             if len(ids):
+                if first is not None:  # without which some models write nothing of use; most texts begin in the middle
+                    ids = np.array([first, *ids[ids != first]][:limit])
                 written = model.tokenizer.decode(ids.tolist(), skip_special_tokens=True)
                 yield Prompt(f"{name}-{number}" if name else number, written, ids)
 

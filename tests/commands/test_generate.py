@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from job import command, distill, finish, refused_line, save_model, wait_for
+from job import command, composed, distill, finish, refused_line, save_model, wait_for
 from model_server import serving
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from distill.commands.generation import GenerateOptions, Writer, prompts_of
+from distill.distributed import join_ranks
 from distill.runtime import completions
 
 NOUNS = ["the end", "an arm", "the sea", "and so", "a then", "that"]
@@ -139,11 +142,28 @@ def test_prompts_are_the_beginnings_of_a_corpus(model: Path, tmp_path: Path) -> 
     assert 10 < len(found) <= 20 and all(text.read_text().count(line["prompt"]) for line in found)
 
 
+def test_a_beginning_in_the_middle_of_a_text_gets_the_token_that_the_model_expects_before_text(tmp_path: Path) -> None:
+    tokenizer, text = AutoTokenizer.from_pretrained(save_model(tmp_path / "model", "llama")), tmp_path / "text.txt"
+    bos = (tokenizer.bos_token, tokenizer.bos_token_id)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{bos[0]} $A", special_tokens=[bos])
+    tokenizer.save_pretrained(tmp_path / "model")
+    text.write_text("the sea and the end of it, and then an arm " * 40)
+    corpus = ["corpus=text", f"corpus.path={text}", "corpus.sequence_length=32", f"data.cache={tmp_path / 'cache'}"]
+    config, options = composed(*corpus, "data.workers=1"), GenerateOptions(prompt_tokens=5, max_new_tokens=4)
+    with join_ranks(config.backend) as ranks:
+        writer = Writer.of(str(tmp_path / "model"), options, config, ranks)
+        found = prompts_of(None, writer, config)
+    assert len(found) > 20 and {len(prompt.tokens) for prompt in found[:-1]} == {5}
+    assert all(tokenizer(prompt.written)["input_ids"][0] == prompt.tokens[0] == bos[1] for prompt in found)
+    assert all(tokenizer.decode(prompt.tokens[1:]) == prompt.written in text.read_text() for prompt in found)
+
+
 def test_bad_input_is_one_line(model: Path, prompts: Path, tmp_path: Path, capsys: Any) -> None:
     twice = tmp_path / "twice.jsonl"
     twice.write_text('{"id": 1, "text": "a"}\n{"id": 1, "text": "b"}\n')
     (tmp_path / "none.txt").write_text("\n")
     output = tmp_path / "out.jsonl"
+    own = ["corpus=jsonl", f"corpus.path={prompts}", "corpus.prompt=prompt", "corpus.field=id"]
     for line, piece in (
         (words(model, twice, output), "the id 1 is there twice"),
         (words(model, tmp_path / "none.txt", output), "not one prompt"),
@@ -152,6 +172,7 @@ def test_bad_input_is_one_line(model: Path, prompts: Path, tmp_path: Path, capsy
         ([*words(model, prompts, output)[:-1], "max_new_tokens=600"], "max_new_tokens=600"),
         (["generate", f"input={prompts}", f"output={output}"], "give model=MODEL"),
         (["generate", f"model={model}", f"output={output}", "corpus=chat", f"corpus.path={twice}"], "input=FILE"),
+        (["generate", f"model={model}", f"output={output}", *own], "corpus: it has prompts of its own"),
     ):
         assert piece in refused_line(capsys, *line)
     assert not output.exists() and not [*tmp_path.glob("*.parts")]
