@@ -1,5 +1,6 @@
 """The settings of the models: the teacher or several, what is kept of its answers on disk, and the student."""
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -20,6 +21,8 @@ READ_BY: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("layers", "num_layers", "search_seconds", "refit"), ("layers",)),
     **dict.fromkeys(("path", "trust_remote_code"), ("pretrained",)),
 }
+# Of a server: no login, which would be taken for the host, no query, which would stand before what is asked for.
+ADDRESS = re.compile(r"https?://([\w.-]+|\[[0-9A-Fa-f:.]+\])(:\d+)?(/[^\s?#@]*)?")
 OF_SERVER = ("model", "requests", "timeout", "api_key_env")  # settings of a teacher that a server has
 
 
@@ -101,8 +104,8 @@ class FrozenModelConfig(Part):
             for name, value in self.given(*OF_SERVER).items():
                 yield f".{name}", value, f"not read with {self.group}.url=null", "give a URL, or leave it out"
             return
-        if not self.url.startswith(("http://", "https://")):
-            yield ".url", self.url, "no URL of a server", "give one such as http://localhost:8000/v1"
+        if ADDRESS.fullmatch(self.url) is None:
+            yield ".url", self.url, "no URL of a server alone", "give one such as http://localhost:8000/v1"
         for name, value in self.given("path", "revision").items():
             yield f".{name}", value, f"beside {self.group}.url", "give one of the two"
         if self.model is None:

@@ -154,9 +154,9 @@ def _of_teachers(config: Config, terms: Terms, task: Any) -> Iterator[Refusal]:
     frozen: dict[str, TeacherConfig | MemberConfig] = {
         f"teacher.members.{n}": one for n, one in teacher.members.items()
     }
-    for setting, one in (frozen or {"teacher": teacher}).items():
+    for number, (setting, one) in enumerate((frozen or {"teacher": teacher}).items()):
         if one.served:
-            yield from _of_served(config, terms, task, setting, one.cache or teacher.cache)
+            yield from _of_served(config, terms, task, setting, one.cache or teacher.cache, number == 0)
     for name, term in terms.items() if len(teacher.members) > 1 else ():
         if term.teacher_reads.extra or not task.kind.vocabulary:
             yield "teacher.members", None, f"of words, and objective.{name} is not about words", "choose one teacher"
@@ -165,8 +165,14 @@ def _of_teachers(config: Config, terms: Terms, task: Any) -> Iterator[Refusal]:
             yield f"objective.{name}.center", False, problem, f"set objective.{name}.center=true"
 
 
-def _of_served(config: Config, terms: Terms, task: Any, setting: str, cache: TeacherCacheConfig) -> Iterator[Refusal]:
-    """What a teacher on a server does not give: it scores each next token of the corpus, and by that makes a cache."""
+def _of_served(
+    config: Config, terms: Terms, task: Any, setting: str, cache: TeacherCacheConfig, first: bool
+) -> Iterator[Refusal]:
+    """What a teacher on a server does not give: it scores each next token of the corpus, and by that makes a cache.
+
+    Args:
+        first: whether this teacher is the one whose layers and sizes a student takes.
+    """
     if not (task.kind.causal and task.kind.vocabulary):
         problem = f"a server scores the next token, and the teacher of objective.task={config.objective.task} does not"
         yield f"{setting}.url", None, problem, f"give {setting}.path"
@@ -184,10 +190,10 @@ def _of_served(config: Config, terms: Terms, task: Any, setting: str, cache: Tea
         if term.needs_teacher and temperature not in (None, 1.0):
             problem = "a server gives log-probabilities at temperature 1 alone"
             yield f"objective.{name}.temperature", temperature, problem, "set it to 1"
-    if config.student.from_layers:
+    if first and config.student.from_layers:
         problem = f"takes layers of a teacher, and that of {setting}.url is on a server"
         yield "student.init", "layers", problem, "choose student=pretrained, or a student with new weights"
-    if config.student.is_new and config.student.architecture == "same":
+    if first and config.student.is_new and config.student.architecture == "same":
         problem = f"as the teacher, and that of {setting}.url is on a server"
         yield "student.architecture", "same", problem, "name a model type of transformers"
     if (form := config.precision.quantize_teacher) is not None:

@@ -136,3 +136,10 @@ def test_home_is_what_a_shell_makes_of_it(tmp_path: Path, monkeypatch: Any) -> N
     assert CommandLine.of(["--config-dir=~/x"]).options["--config-dir"] == str(tmp_path / "x")
     arguments = parse(EvaluateArguments, ["model=~/x", "output=~/scores"], "evaluate")
     assert arguments.model == [f"{tmp_path}/x"] and arguments.output == tmp_path / "scores"
+
+
+def test_a_student_takes_layers_of_the_first_teacher_where_a_further_one_is_on_a_server() -> None:
+    served = "{url: 'http://h/v1', model: m, tokenizer: ., cache: {top_k: 20}}"
+    line = ["+recipe=distilgpt2_gutenberg", "objective.cosine.weight=0", "objective.temperature=1", "teacher=several"]
+    assert composed([*line, "+teacher.members.a.path=.", f"+teacher.members.b={served}"]).student.from_layers
+    assert refusal([*line, f"+teacher.members.a={served}", "+teacher.members.b.path=."]).setting == "student.init"
