@@ -9,10 +9,11 @@ Shapes: n positions, K entries kept exactly.
 
 import json
 import logging
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ PROBES_FILE = "probes.json"
 # Mean difference of log-probabilities in nats: a server's rounding in bf16 moves each by about 0.01, other weights
 # of the same family by several tenths.
 TOLERANCE = 0.05
-SURPLUS = 1e-3  # of probability above 1, by rounding
+SURPLUS = 1e-3  # of probability above 1, by rounding, or of tokens that no text has
+NEVER = -1e4  # the log-probability of what takes the place of such a token: a number, whose exponential is 0
 
 logger = logging.getLogger(__name__)
 
@@ -114,22 +116,24 @@ class ServedRecorder:
         ids, log_probs = np.empty((len(places), layout.top_k), np.int64), np.empty((len(places), layout.top_k + 1))
         own = np.empty(len(places))
         for number, place in enumerate(places.tolist()):
-            entries = {int(token): one for token, one in scores[place + 1].items()}
-            own[number] = float(entries[prompt[place + 1]]["logprob"])
-            # The token that is there comes beside the largest ones where it is none of them.
-            best = sorted(entries, key=lambda token: (-float(entries[token]["logprob"]), entries[token].get("rank", 0)))
-            if len(best) < layout.top_k:
+            given = {int(token): float(one["logprob"]) for token, one in scores[place + 1].items()}
+            own[number] = given[prompt[place + 1]]
+            if len(given) < layout.top_k:
                 raise SettingError(
-                    f"the server gives {len(best)} of so many log-probabilities",
+                    f"the server gives {len(given)} of so many log-probabilities",
                     setting=f"{self.cache.setting}.top_k", value=layout.top_k,
                     cure=f"lower it, or start the server with --max-logprobs {layout.top_k}",
                 )  # fmt: skip
-            ids[number] = best[: layout.top_k]
-            log_probs[number, :-1] = [float(entries[token]["logprob"]) for token in best[: layout.top_k]]
-        if ids.size and ids.max() >= layout.vocabulary:
-            problem = f"the server's model has a token {ids.max()}, and the tokenizer has {layout.vocabulary}"
-            cure = "give the tokenizer of that model"
-            raise SettingError(problem, setting=f"{self.server.setting}.tokenizer", cure=cure)
+            beyond = [token for token in given if token >= layout.vocabulary]  # the model's head may be padded
+            if beyond and sum(math.exp(given[token]) for token in beyond) > SURPLUS:
+                problem = f"the server's model writes a token {beyond[0]}, and the tokenizer has {layout.vocabulary}"
+                cure = "give the tokenizer of that model"
+                raise SettingError(problem, setting=f"{self.server.setting}.tokenizer", cure=cure)
+            # The token that is there comes beside the largest ones where it is none of them.
+            best = sorted(given.keys() - beyond, key=lambda token: (-given[token], token))[: layout.top_k]
+            last = (token for token in reversed(range(layout.vocabulary)) if token not in given)
+            best += islice(last, layout.top_k - len(best))
+            ids[number], log_probs[number, :-1] = best, [given.get(token, NEVER) for token in best]
         mass = np.exp(log_probs[:, :-1]).sum(1)
         if not (np.isfinite(own).all() and (mass <= 1 + SURPLUS).all()):
             raise ValueError("no log-probabilities (the server's --logprobs-mode has to be raw_logprobs)")

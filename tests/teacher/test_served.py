@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -196,6 +197,24 @@ def test_what_a_server_does_not_give_is_refused_by_name(tmp_path: Path, tokenize
     with pytest.raises(SettingError, match="the tokenizer has 30"):
         desk.served(server, "few")
     assert not [*tmp_path.rglob("*.bin"), *tmp_path.rglob("*.json")]
+
+
+def test_tokens_that_only_pad_the_head_are_left_out(tmp_path: Path, tokenizer: Any) -> None:
+    """One of the largest is such a token, of next to no probability; what takes its place has none."""
+    size = len(tokenizer)
+
+    def padded(input_ids: torch.Tensor) -> Any:
+        logits = torch.linspace(1, 0, size + 8).repeat(1, input_ids.shape[1], 1)
+        logits[..., 7], logits[..., size + 2] = 20.0, 11.0
+        return SimpleNamespace(logits=logits)
+
+    with serving(padded, tokenizer) as served:
+        found = Desk(tmp_path, tokenizer).served(served)
+        assert {*found["ids"][:, 0].tolist()} == {7} and found["ids"].max() < size
+        assert (found["log_probs"][:, 0] > -1e-3).all()
+        assert all(len({*ids}) == K for ids in found["ids"].tolist())
+        least = np.exp(found["log_probs"][:, K - 1].astype(np.float64))
+        assert {*found["ids"][least == 0, K - 1].tolist()} == {size - 1}
 
 
 # --- whole runs
