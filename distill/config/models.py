@@ -106,6 +106,8 @@ class FrozenModelConfig(Part):
             return
         if ADDRESS.fullmatch(self.url) is None:
             yield ".url", self.url, "no URL of a server alone", "give one such as http://localhost:8000/v1"
+        if self.api_key_env is not None and not self.api_key_env.isidentifier():  # it may be the key itself
+            yield ".api_key_env", None, "no name of a variable", "give its name, such as OPENAI_API_KEY, and no key"
         for name, value in self.given("path", "revision").items():
             yield f".{name}", value, f"beside {self.group}.url", "give one of the two"
         if self.model is None:

@@ -120,6 +120,8 @@ class Server:
         reason = redact(" ".join(text.split())[:LONGEST_REASON])
         if error.code in (401, 403):
             cure = f"let {self.setting}.api_key_env name the variable that holds the key"
+        elif error.code == 404:
+            cure = "give the URL as far as /v1, of a server that has the completions API"
         else:
             cure = "correct the request, or start the server for it"
         return self.refused(f"the server refuses a request (status {error.code}: {reason})", cure)
