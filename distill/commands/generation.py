@@ -45,6 +45,7 @@ from distill.runtime.seed import key
 from distill.teacher.members import settings_by_member
 
 NGRAM = 4
+CUT = "\ufffd"  # what a part of a character's bytes is decoded to
 AT_ONCE = 8  # prompts of a group, for each request at a time that a server gets
 SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p")
 DECIDING = (*SAMPLING, "seed", "group_size")  # what completions depend on besides model and prompts
@@ -136,6 +137,7 @@ class Writer:
         seed = self.options.seed
         written = (self._here if self.server is None else self._there)(prompts, key(seed, "generate", numbers))
         for number, prompt, (text, ended, log_prob, tokens) in zip(numbers.tolist(), prompts, written, strict=True):
+            text = text if ended else text.rstrip(CUT)
             yield Line(
                 number=number, id=prompt.id, prompt=prompt.written,
                 completion=text if isinstance(prompt.written, str) else [{"role": "assistant", "content": text}],
@@ -146,8 +148,10 @@ class Writer:
         model, tokenizer = self.model.model, self.model.tokenizer
         settings = SamplingConfig(**{name: getattr(self.options, name) for name in SAMPLING})
         ends = ends_of(model, tokenizer=tokenizer)
-        for found in complete(model, [prompt.tokens for prompt in prompts], keys, settings, ends, len(tokenizer)):
-            yield text_of(found, tokenizer), found.ended, float(found.log_probs.sum()), len(found.tokens)
+        written = complete(model, [prompt.tokens for prompt in prompts], keys, settings, ends, len(tokenizer))
+        for prompt, found in zip(prompts, written, strict=True):
+            text = text_of(found, tokenizer, prompt.tokens.tolist() if isinstance(prompt.written, str) else ())
+            yield text, found.ended, float(found.log_probs.sum()), len(found.tokens)
 
     def _there(self, prompts: Sequence[Prompt], keys: np.ndarray) -> Iterator[Written]:
         assert self.server is not None
@@ -209,7 +213,7 @@ def _of_corpus(writer: Writer, config: Config) -> Iterator[Prompt]:
     """The beginnings of texts: of each sequence that of its longest document."""
     corpus, data, model, new = config.corpus, config.data, writer.model, writer.options.max_new_tokens
     limit, first = writer.options.prompt_tokens, first_token(model.tokenizer)
-    texts = corpus_texts(corpus, data)
+    texts, room = corpus_texts(corpus, data), max(1, limit - (first is not None))
     for text in texts.values():
         if text.prompts:
             problem = "it has prompts of its own, which would be cut and left out like other text"
@@ -222,12 +226,22 @@ def _of_corpus(writer: Writer, config: Config) -> Iterator[Prompt]:
         sequences = subsample(tokens.sequences, text.max_sequences, "prompts", data.shuffle_bytes)
         for number in range(len(sequences)):
             (sequence,) = sequences[np.array([number])]
-            ids = ids_of(prompt_of(sequence, causal_format(model.tokenizer), limit, limit).tokens)
+            ids = ids_of(prompt_of(sequence, causal_format(model.tokenizer), room, room).tokens)
+            ids = _of_whole_characters(ids, model.tokenizer)
             if len(ids):
                 if first is not None:  # without which some models write nothing of use; most texts begin in the middle
-                    ids = np.array([first, *ids[ids != first]][:limit])
+                    ids = np.array([first, *ids[ids != first]])
                 written = model.tokenizer.decode(ids.tolist(), skip_special_tokens=True)
                 yield Prompt(f"{name}-{number}" if name else number, written, ids)
+
+
+def _of_whole_characters(ids: np.ndarray, tokenizer: Any) -> np.ndarray:
+    """Token ids without those at both ends that are a part of a character."""
+    while len(ids) and tokenizer.decode(ids.tolist()).startswith(CUT):
+        ids = ids[1:]
+    while len(ids) and tokenizer.decode(ids.tolist()).endswith(CUT):
+        ids = ids[:-1]
+    return ids
 
 
 def _begin(folder: Path, writer: Writer, prompts: Sequence[Prompt]) -> None:

@@ -346,7 +346,13 @@ def _continuations(model: LoadedModel, prompts: list[list[int]], options: Predic
     return outcomes
 
 
-def text_of(completion: Completion, tokenizer: Any) -> str:
-    """The text of a completion, without what ends it."""
-    ids = completion.tokens[: len(completion.tokens) - completion.ended].tolist()
-    return str(tokenizer.decode(ids, skip_special_tokens=True))
+def text_of(completion: Completion, tokenizer: Any, prompt: Sequence[int] = ()) -> str:
+    """The text of a completion, without what ends it; where it goes on a text, with that `prompt` it is that text.
+
+    Alone it would lack the blank before its first word with SentencePiece's tokenizers.
+    """
+    new = completion.tokens[: len(completion.tokens) - completion.ended].tolist()
+    before, whole, alone = (
+        str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in ([*prompt], [*prompt, *new], new)
+    )
+    return whole.removeprefix(before) if whole.startswith(before) else alone

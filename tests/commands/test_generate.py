@@ -13,9 +13,12 @@ from job import command, composed, distill, finish, refused_line, save_model, wa
 from model_server import serving
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from vocabularies import vocabulary_of
 
 from distill.commands.generation import GenerateOptions, Writer, prompts_of
+from distill.commands.prediction import text_of
 from distill.distributed import join_ranks
+from distill.models.generation import Completion
 from distill.runtime import completions
 
 NOUNS = ["the end", "an arm", "the sea", "and so", "a then", "that"]
@@ -78,7 +81,8 @@ def test_a_line_says_what_the_model_gives_to_its_tokens(model: Path, prompts: Pa
                 ids.append(int(log_probs.argmax()))
                 expected += float(log_probs.max())
         assert line["logprob"] == pytest.approx(expected, abs=1e-4)
-        assert line["completion"] == tokenizer.decode(ids[-line["tokens"] :], skip_special_tokens=True)
+        text = tokenizer.decode(ids[-line["tokens"] :], skip_special_tokens=True)
+        assert line["completion"] == (text if line["finish_reason"] == "stop" else text.rstrip("\ufffd"))
 
 
 def test_a_server_writes_the_same(model: Path, prompts: Path, tmp_path: Path, monkeypatch: Any) -> None:
@@ -153,9 +157,26 @@ def test_a_beginning_in_the_middle_of_a_text_gets_the_token_that_the_model_expec
     with join_ranks(config.backend) as ranks:
         writer = Writer.of(str(tmp_path / "model"), options, config, ranks)
         found = prompts_of(None, writer, config)
-    assert len(found) > 20 and {len(prompt.tokens) for prompt in found[:-1]} == {5}
+    assert len(found) > 20 and {len(prompt.tokens) for prompt in found[:-1]} == {4, 5}
     assert all(tokenizer(prompt.written)["input_ids"][0] == prompt.tokens[0] == bos[1] for prompt in found)
     assert all(tokenizer.decode(prompt.tokens[1:]) == prompt.written in text.read_text() for prompt in found)
+
+
+def test_prompt_and_completion_are_one_text(tmp_path: Path) -> None:
+    """With the blank between them; and neither ends inside of a character, whose bytes are tokens of their own."""
+    tokenizer, text = vocabulary_of("mistral"), "the end of the sea"
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    for length in range(1, len(ids)):
+        new = Completion(np.array([*ids[length:], tokenizer.eos_token_id]), True, np.zeros(1), np.zeros(1))
+        assert tokenizer.decode(ids[:length]) + text_of(new, tokenizer, ids[:length]) == text
+    path, model = tmp_path / "text.txt", save_model(tmp_path / "model")
+    path.write_text("é" * 1999)
+    corpus = ["corpus=text", f"corpus.path={path}", "corpus.sequence_length=31", f"data.cache={tmp_path / 'cache'}"]
+    line = ["generate", f"model={model}", f"output={tmp_path / 'out.jsonl'}", "max_new_tokens=9", "prompt_tokens=6"]
+    assert distill(*line, *corpus, "data.workers=1") == 0
+    found = lines_of(tmp_path / "out.jsonl")
+    assert len(found) > 50 and all({*line["prompt"]} == {"é"} for line in found)
+    assert not any(line["completion"].endswith("\ufffd") for line in found if line["finish_reason"] == "length")
 
 
 def test_bad_input_is_one_line(model: Path, prompts: Path, tmp_path: Path, capsys: Any) -> None:
