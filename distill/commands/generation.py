@@ -150,7 +150,7 @@ class Writer:
         ends = ends_of(model, tokenizer=tokenizer)
         written = complete(model, [prompt.tokens for prompt in prompts], keys, settings, ends, len(tokenizer))
         for prompt, found in zip(prompts, written, strict=True):
-            text = text_of(found, tokenizer, prompt.tokens.tolist() if isinstance(prompt.written, str) else ())
+            text = text_of(found, prompt.tokens.tolist(), tokenizer)
             yield text, found.ended, float(found.log_probs.sum()), len(found.tokens)
 
     def _there(self, prompts: Sequence[Prompt], keys: np.ndarray) -> Iterator[Written]:

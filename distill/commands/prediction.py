@@ -341,15 +341,16 @@ def _continuations(model: LoadedModel, prompts: list[list[int]], options: Predic
     keys, outcomes = key(options.seed, "predict", np.arange(len(prompts))), []
     for start in range(0, len(prompts), options.batch_size):
         few = slice(start, start + options.batch_size)
-        for found in complete(model.model, tokens[few], keys[few], settings, ends, len(model.tokenizer)):
-            outcomes.append({"continuation": text_of(found, model.tokenizer), "ended": found.ended})
+        written = complete(model.model, tokens[few], keys[few], settings, ends, len(model.tokenizer))
+        for prompt, found in zip(prompts[few], written, strict=True):
+            outcomes.append({"continuation": text_of(found, prompt, model.tokenizer), "ended": found.ended})
     return outcomes
 
 
-def text_of(completion: Completion, tokenizer: Any, prompt: Sequence[int] = ()) -> str:
-    """The text of a completion, without what ends it; where it goes on a text, with that `prompt` it is that text.
+def text_of(completion: Completion, prompt: Sequence[int], tokenizer: Any) -> str:
+    """The text of a completion, without what ends it; with that of the prompt before it, it is that of all tokens.
 
-    Alone it would lack the blank before its first word with SentencePiece's tokenizers.
+    Decoded alone it would lack the blank before its first word with SentencePiece's tokenizers.
     """
     new = completion.tokens[: len(completion.tokens) - completion.ended].tolist()
     before, whole, alone = (

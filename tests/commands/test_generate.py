@@ -168,7 +168,7 @@ def test_prompt_and_completion_are_one_text(tmp_path: Path) -> None:
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     for length in range(1, len(ids)):
         new = Completion(np.array([*ids[length:], tokenizer.eos_token_id]), True, np.zeros(1), np.zeros(1))
-        assert tokenizer.decode(ids[:length]) + text_of(new, tokenizer, ids[:length]) == text
+        assert tokenizer.decode(ids[:length]) + text_of(new, ids[:length], tokenizer) == text
     path, model = tmp_path / "text.txt", save_model(tmp_path / "model")
     path.write_text("é" * 1999)
     corpus = ["corpus=text", f"corpus.path={path}", "corpus.sequence_length=31", f"data.cache={tmp_path / 'cache'}"]
