@@ -31,7 +31,7 @@ from distill.data.sequence_format import causal_format, first_token
 from distill.data.sequence_store import ids_of, subsample
 from distill.data.tokens import corpus_texts, prepare
 from distill.distributed import Ranks
-from distill.models.generation import complete, ends_of
+from distill.models.generation import complete, ends_of, repeated_ngrams
 from distill.models.kind import CAUSAL
 from distill.models.loaded import LoadedModel, load_model, saved_digest
 from distill.models.teacher import teacher_tokenizer
@@ -44,9 +44,7 @@ from distill.runtime.progress import Progress
 from distill.runtime.seed import key
 from distill.teacher.members import settings_by_member
 
-NGRAM = 4
 CUT = "\ufffd"  # what a part of a character's bytes is decoded to
-AT_ONCE = 8  # prompts of a group, for each request at a time that a server gets
 SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p")
 DECIDING = (*SAMPLING, "seed", "group_size")  # what completions depend on besides model and prompts
 
@@ -129,7 +127,7 @@ class Writer:
 
     def groups(self, count: int) -> list[np.ndarray]:
         """The numbers of so many prompts, as they are continued together."""
-        size = self.options.group_size if self.server is None else AT_ONCE * self.server.requests
+        size = self.options.group_size if self.server is None else self.server.at_once
         return np.split(np.arange(count), np.arange(size, count, size))
 
     def lines(self, prompts: Sequence[Prompt], numbers: np.ndarray) -> Iterator[Line]:
@@ -306,8 +304,8 @@ def _left_out(line: Line, writer: Writer, seen: set[bytes]) -> str:
         return "cut off"
     if options.max_repeated is not None:
         ids = writer.model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        grams = [*zip(*(ids[n:] for n in range(NGRAM)), strict=False)]
-        if len(grams) - len({*grams}) > options.max_repeated * len(grams):
+        repeated, grams = repeated_ngrams(ids)
+        if repeated > options.max_repeated * grams:
             return "repeated 4-grams"
     if options.max_perplexity is not None and -line["logprob"] > math.log(options.max_perplexity) * line["tokens"]:
         return "perplexity"

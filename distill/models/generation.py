@@ -19,6 +19,8 @@ from distill.config.objective import SamplingConfig
 from distill.models.blocks import in_evaluation_mode
 from distill.runtime.seed import key, uniform
 
+NGRAM = 4  # whose repetition shows a model that goes round in circles
+
 
 class Completion(NamedTuple):
     """What follows a prompt."""
@@ -109,6 +111,12 @@ def complete(
         Completion(row[:n], int(row[n - 1]) in ends, log_probs[number, :n], entropy[number, :n])
         for number, (row, n) in enumerate(zip(new, lengths, strict=True))
     ]
+
+
+def repeated_ngrams(tokens: Sequence[int]) -> tuple[int, int]:
+    """How many of the 4-grams of these tokens stand further ahead, too, and how many there are."""
+    grams = [*zip(*(tokens[n:] for n in range(NGRAM)), strict=False)]
+    return len(grams) - len({*grams}), len(grams)
 
 
 def ends_of(*models: Any, tokenizer: Any) -> frozenset[int]:

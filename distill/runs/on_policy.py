@@ -27,7 +27,7 @@ from distill.data.prompts import Prompt, prompt_of
 from distill.data.sequence_store import padded, recorded
 from distill.distributed import Ranks
 from distill.evaluation.speed import uncompiled
-from distill.models.generation import Completion, complete, ends_of
+from distill.models.generation import Completion, complete, ends_of, repeated_ngrams
 from distill.models.language_model import LanguageModel, idle_forward
 from distill.models.precision import autocast
 from distill.runs.run import Run
@@ -35,7 +35,6 @@ from distill.runtime.jsonl import LogLine
 from distill.runtime.seed import key, uniform
 
 PREFIX = "samples/"  # of numbers in metrics.jsonl
-NGRAM = 4  # whose repetition shows a student that goes round in circles
 COLLAPSED = 0.1  # of the mean length of the text's own completions: shorter ones are no text any more
 
 logger = logging.getLogger(__name__)
@@ -152,8 +151,7 @@ class OnPolicy:
         completions = [row[row >= 0] for row in new]
         lengths = np.array([len(tokens) for tokens in completions])
         ended = np.mean([int(tokens[-1]) in self.ends for tokens in completions])
-        grams = [list(zip(*(tokens[n:] for n in range(NGRAM)), strict=False)) for tokens in completions]
-        repeated = sum(len(of) - len({*of}) for of in grams) / max(1, sum(map(len, grams)))
+        repeated, grams = map(sum, zip(*(repeated_ngrams(tokens.tolist()) for tokens in completions), strict=True))
         of_text = np.mean([min(len(prompt.rest), self._most_new) for prompt in prompts])
         return Samples(
             sha256=hashlib.sha256(np.ascontiguousarray(new, np.int32).tobytes()).hexdigest(),
@@ -161,7 +159,7 @@ class OnPolicy:
             text_length=float(of_text),
             ended=float(ended),
             entropy=float(entropy.sum() / lengths.sum()),
-            repeated=repeated,
+            repeated=repeated / max(1, grams),
         )
 
 

@@ -48,6 +48,11 @@ class Server:
     api_key_env: str | None
     tries: int = TRIES  # of a request
 
+    @property
+    def at_once(self) -> int:
+        """Requests whose answers are awaited together: several for each that is under way."""
+        return 8 * self.requests
+
     def check(self) -> None:
         """Raises SettingError where nobody answers, where the key is missing, or where it has no such model.
 

@@ -53,7 +53,7 @@ class ServedRecorder:
     @property
     def at_once(self) -> int:
         """Sequences whose answers are awaited together."""
-        return 8 * self.server.requests
+        return self.server.at_once
 
     def records(self, indices: np.ndarray) -> np.ndarray:
         """The records [n] at the positions of these sequences. Raises as `Server.ask`."""
