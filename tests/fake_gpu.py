@@ -64,15 +64,15 @@ class Engine:
         return list(found.values())
 
 
-def move(module: nn.Module, device: torch.device) -> nn.Module:
-    """As `Module.to`, which cannot exchange the values of fake tensors: tied weights stay tied."""
+def move(module: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> nn.Module:
+    """As `Module.to`, which cannot exchange the values of fake tensors: tied weights stay tied, buffers as they are."""
     moved: dict[int, Any] = {}
     for part in module.modules():
         for tensors in (part._parameters, part._buffers):
             for name, old in tensors.items():
                 if old is not None and old.device != torch.device(device):
-                    new = moved.get(id(old), old.detach().to(device))
                     is_weight = isinstance(old, nn.Parameter) and id(old) not in moved
+                    new = moved.get(id(old), old.detach().to(device, dtype if is_weight else None))
                     moved[id(old)] = nn.Parameter(new, old.requires_grad) if is_weight else new
                     tensors[name] = moved[id(old)]
     return module

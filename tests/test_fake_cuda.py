@@ -50,6 +50,7 @@ from distill.objective.build import bind_terms, build_objective, make_terms
 from distill.objective.chunked import GPU
 from distill.optim import updates as optim
 from distill.optim.schedules.constant import Constant
+from distill.runs import learning
 from distill.runs.setup import blocks_of, setup_student, setup_teacher
 from distill.runs.state import State
 from distill.runs.step import Window
@@ -57,6 +58,7 @@ from distill.runtime.rank import RankInfo
 from distill.runtime.signals import Signals
 from distill.teacher.cache import CachedTeacher, Layout
 from distill.teacher.live import LiveTeacher
+from distill.teacher.members import ONLY, Member
 from distill.teacher.output import MeanTeacher
 
 pytestmark = [
@@ -363,3 +365,24 @@ def test_evaluation(tokenizer: Any, monkeypatch: pytest.MonkeyPatch, format: str
     one = {"rows": float(np.exp(1.0))}
     assert evaluator.score(student, "student", [data]) == {"perplexity": one, "pseudo_perplexity": one}
     assert evaluator.agree(student, teacher, [data])["rows"] == {"top1": 1, "kl": 1}
+
+
+@pytest.mark.parametrize("states", [False, True])
+def test_a_teacher_that_a_cache_stands_for_leaves_the_gpu(states: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose weights training has in common with the model that is scored."""
+    teacher = move(make_model("bert", 2), CUDA, torch.bfloat16)
+    kept: Any = SimpleNamespace(ready=False, layout=SimpleNamespace(states=16 * states), folder="")
+    monkeypatch.setattr(learning, "find_caches", lambda _: {ONLY: kept})
+    monkeypatch.setattr(
+        learning, "settings_by_member", lambda _: {ONLY: MagicMock(precision=precision("bf16"), server=None)}
+    )
+    monkeypatch.setattr(learning, "build", lambda recorder, _: recorder.records)
+    monkeypatch.setattr(learning, "CachedTeacher", lambda cache, ranks, head: head)
+    members = [Member(ONLY, 1.0, teacher, "")]
+    run: Any = SimpleNamespace(
+        config=None, ranks=this_process(), data=MagicMock(), objective=MagicMock(needs_teacher=True),
+        pair=SimpleNamespace(teachers=members, tokenizers=None),
+    )  # fmt: skip
+    head: Any = learning.FrozenTeachers(run).open()
+    assert {weight.device.type for weight in teacher.parameters()} == {"cpu"}
+    assert not states or {weight.device for weight in head.parameters()} == {CUDA}

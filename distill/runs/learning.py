@@ -114,14 +114,15 @@ class FrozenTeachers:
     def _cached(self, name: str, model: LanguageModel | None) -> CachedTeacher:
         """One teacher from its cache, which is made first where there is none; without a model it is complete."""
         run, cache, head, read = self.run, self.caches[name], None, "soft targets are"
+        (member,) = (one for one in run.pair.teachers if one.name == name)
         if model is not None:
             positions = run.objective.state_positions if cache.layout.states else run.objective.positions
             temperature = run.objective.top_k_temperature
             build(Recorder(cache, model, run.data.batches, positions, temperature, run.ranks.device), run.ranks)
             if not is_sharded(model.model):
-                model.model.to("cpu")  # a GPU has better use for the room; scores take it there and back
+                for placed in (model.model, member.model):  # the two may have their weights in common
+                    placed.to("cpu")  # a GPU has better use for the room; scores take it there and back
         if cache.layout.states:  # the head as a live teacher has it, whether the cache was made now or before
-            (member,) = (one for one in run.pair.teachers if one.name == name)
             precision = self._settings[name].precision.changed(compile=False, attention="auto")
             head, read = setup_teacher(head_alone(member.model), precision, run.ranks), "the teacher's last states are"
         logger.info(f"  {read} read from the cache {cache.folder}, which other runs and machines can use")
