@@ -17,6 +17,7 @@ from transformers.utils import cached_file, find_adapter_config_file
 
 from distill.config import HERE
 from distill.config.models import BUNDLED
+from distill.distributed.mapped import parameters_on_meta
 from distill.models.check import check_model, require_memory_for_weights
 from distill.models.converted import ADAPTERS, converted, merged_folder, quietly
 from distill.models.kind import CAUSAL, CLASSES, MASKED, ORDERED, SPANS, ModelKind, refuse_other_kind
@@ -131,11 +132,28 @@ def load_pretrained(
     _refuse_missing(setting, path, kind, model, report, new_heads)
     settle_ties(model)
     keep_soft_cap(model)
-    if not mapped:
+    if mapped:
+        _compute_buffers_in_fp32(model)
+    else:
         for tensor in itertools.chain(model.parameters(), model.buffers()):
             tensor.data = tensor.data.clone()  # in place of a window on a file, which may be cut or written anew
         check_model(model, named, kind)
     return model
+
+
+def _compute_buffers_in_fp32(model: Any) -> None:
+    """Compute those that no file has, such as the scale of Gemma 3's embeddings, as in a model that is read in fp32.
+
+    What is made beside weights of another format has that format, and as few digits.
+    """
+    saved = model.state_dict().keys()
+    short = {name for name, buffer in model.named_buffers() if buffer.is_floating_point()} - saved
+    if all(model.get_buffer(name).dtype == torch.float32 for name in short):
+        return
+    with parameters_on_meta():
+        made = type(model)(model.config)
+    for name in short:
+        model.get_buffer(name).data = made.get_buffer(name)
 
 
 def _refuse_missing(

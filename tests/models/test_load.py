@@ -42,6 +42,7 @@ from distill.models.kind import (
 )
 from distill.models.load import load_pretrained, load_tokenizer
 from distill.models.loaded import LoadedModel, device_of, load_model
+from distill.models.precision import in_fp32
 from distill.models.student import make_student
 from distill.models.teacher import TITLES, bundled_folder, load_teacher, teacher_tokenizer
 from distill.models.weights import size
@@ -94,6 +95,20 @@ def test_weights_for_ranks_are_in_the_format_of_their_files(folder: Path) -> Non
     changed("config.json", dtype="float16", torch_dtype="float16")(folder)
     model = load_pretrained("teacher.path", str(folder), mapped=True)
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_what_no_file_has_is_computed_in_fp32(mapped: bool, tmp_path: Path) -> None:
+    """The scale of its embeddings is a root, which has too few digits in the format of the weights."""
+    make_family("gemma3_text").bfloat16().save_pretrained(tmp_path)
+    model = load_pretrained("teacher.path", str(tmp_path), CAUSAL, mapped=mapped)
+    expected = {name: each.clone() for name, each in make_family("gemma3_text").named_buffers()}
+    found = dict(model.named_buffers())
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], each) for name, each in expected.items())
+    with torch.no_grad(), in_fp32(model, torch.device("cpu")):
+        on_host = load_pretrained("teacher.path", str(tmp_path), CAUSAL)
+        ids = torch.tensor([[CLS, 7, 8, 9]])
+        assert torch.equal(model(ids).logits, on_host(ids).logits)
 
 
 def test_size_counts_tied_weights_once() -> None:
