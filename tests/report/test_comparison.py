@@ -15,7 +15,7 @@ from made_runs import make_run, results_of, settings_of
 
 from distill.commands.cli import main
 from distill.report.comparison.columns import Goal, numbers_of
-from distill.report.comparison.compare import ComparedRuns, runs_table, scores_table
+from distill.report.comparison.compare import ComparedRuns, best_lines, runs_table, scores_table
 from distill.report.comparison.compare import compare as compare_runs
 from distill.report.comparison.runs import find_runs, is_at_work
 from distill.runs.facts import Profile
@@ -134,3 +134,14 @@ def test_a_goal_is_checked_before_the_training(
         assert words and words in str(error)
     else:
         assert not words
+
+
+def test_of_two_settings_that_differ_alike_in_each_seed_other_seeds_are_unknown(tmp_path: Path) -> None:
+    """Scores of few examples do; they have no spread, and no interval to conclude from."""
+    for spread, word in ((0.0, "is unclear"), (0.001, "helped")):
+        runs = [
+            (settings_of(seed, optimizer={"kind": kind}), results_of({"heldout": mean + seed * of_kind * spread}))
+            for kind, mean, of_kind in (("adamw", 40.0, 0), ("lamb", 41.0, 1))
+            for seed in (0, 1)
+        ]
+        assert f"what differs {word} (" in best_lines(laid_out(tmp_path / word, *runs))[0]

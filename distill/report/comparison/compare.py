@@ -258,7 +258,7 @@ def _difference(column: Number, one: pd.Series, two: pd.Series) -> str:
     quantile = STUDENT[degrees - 1] if degrees <= len(STUDENT) else 1.96 + 2.6 / degrees
     half = quantile * differences.std() / math.sqrt(len(differences))
     low, high = mean - half, mean + half
-    word = word_of(low, high)
+    word = UNCLEAR if math.isclose(low, high) else word_of(low, high)  # without any spread other seeds are unknown
     shown = f"{column.form(mean)}, 95 % from {column.form(low)} to {column.form(high)}, on {len(differences)} seeds"
     return f"; what differs {word if word != UNCLEAR else 'is unclear'} ({shown})"
 
