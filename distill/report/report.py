@@ -83,7 +83,7 @@ def _models(record: Record) -> list[Block]:
     titles = {"Teacher": record.teacher, "Student" if record.teacher else "Model": record.student}
     names = [f"{title}: {model.name}." for title, model in titles.items() if model and model.name]
     if (baseline := record.baseline) is not None:
-        names += [prose("baseline", baseline), *baseline.remarks]
+        names += [prose("baseline", baseline, record.student.start.refit is not None), *baseline.remarks]
     return [" ".join(names), table]
 
 

@@ -28,6 +28,9 @@ WITHOUT_TEACHER = {"mlm_sop": "albert"}
 # learning rate differs it gives one: each learns best at another, and a baseline at the student's flatters the teacher.
 KEEP_BEST = "train.keep_best"
 REFIT = "student.refit"  # made of the teacher's states, so that it is a part of what the teacher is worth
+REFITTED = f"The baseline has seen the teacher: its start was fitted to it ({REFIT}=false leaves that out)."
+# Remarks on baselines that have seen the teacher, and how.
+SEEN = {INHERITED: "from whose layers it started", REFITTED: "to which its start was fitted"}
 TUNED = (
     "optimizer.",
     "schedule.",
@@ -70,8 +73,8 @@ def doubt(baseline: Baseline, student: Model, steps: int) -> str:
     Args:
         steps: that the student was trained for.
     """
-    if INHERITED in baseline.remarks:
-        return "the baseline has seen the teacher, from whose layers it started"
+    if seen := next((how for remark, how in SEEN.items() if remark in baseline.remarks), ""):
+        return f"the baseline has seen the teacher, {seen}"
     if baseline.remarks:
         return "the baseline differs in more than its teacher"
     if baseline.parameters != student.parameters:
@@ -142,7 +145,7 @@ def _remarks(config: Config, baseline: Record, now: Identity, terms: Mapping[str
         differing.append(
             f"it learned from {', '.join(names)}, this student from {', '.join(labels)} besides its teacher"
         )
-    remarks = [INHERITED] if baseline.starts_fine_tuned else []
+    remarks = [INHERITED] * baseline.starts_fine_tuned + [REFITTED] * (baseline.student.start.refit is not None)
     if differing:
         remarks.append(f"The baseline differs in more than its teacher: {'; '.join(differing)}.")
     trained_in, student = baseline.precision.get("student"), config.precision.student

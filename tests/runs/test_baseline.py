@@ -17,7 +17,7 @@ from distill.objective.build import make_terms
 from distill.report.summary import setting
 from distill.runs.baseline import advice, check_baseline, doubt, find_baseline
 from distill.runs.check import check
-from distill.runs.facts import Baseline, Start, Student
+from distill.runs.facts import Baseline, Refit, Start, Student
 from distill.runs.identity import run_identity
 from distill.runs.record import Record
 from distill.runs.results_file import write_results
@@ -137,6 +137,11 @@ def test_what_may_differ_is_remarked(own: tuple[str, ...], baseline: tuple[str, 
 
 def test_a_refit_is_a_part_of_what_the_teacher_is_worth() -> None:
     assert checked(of(), "student.refit=true") == []
+    refitted = of("student.refit=true").changed(student=Student(start=Start(refit=Refit(tokens=5))))
+    for own in ("true", "false"):
+        remarks = checked(refitted, f"student.refit={own}")
+        seen = doubt(Baseline(remarks=remarks, steps=625), Student(), 625)
+        assert seen == "the baseline has seen the teacher, to which its start was fitted"
 
 
 def test_as_many_minutes_may_be_other_steps(tmp_path: Path) -> None:
