@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import cached_file, find_adapter_config_file
@@ -206,6 +206,15 @@ def _on_disk(folder: str, hub: HubOptions) -> Path:
         if not Path(folder).exists() and (file := cached_file(folder, "config.json", **arguments)) is not None:
             return Path(file).parent
     return Path(folder)
+
+
+def has_one_format(path: str, hub: HubOptions = THE_NEWEST) -> bool:
+    """Whether all weights of a model on this disk have it; else transformers gives all of them that of the first."""
+    formats = set[str]()
+    for file in _on_disk(model_folder(path), hub).glob("*.safetensors"):
+        with safe_open(file, "pt") as weights:
+            formats |= {weights.get_slice(name).get_dtype() for name in weights.keys()}  # noqa: SIM118
+    return len({form for form in formats if "F" in form}) < 2  # F32 and BF16, but not I64
 
 
 def refuse_unfinished(setting: str, path: str) -> None:

@@ -10,7 +10,14 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 from distill.config.settings import FrozenModelConfig
 from distill.models.check import check_model
 from distill.models.kind import MASKED, ModelKind, saved_class
-from distill.models.load import HubOptions, bundled_folder, load_pretrained, load_tokenizer, model_folder
+from distill.models.load import (
+    HubOptions,
+    bundled_folder,
+    has_one_format,
+    load_pretrained,
+    load_tokenizer,
+    model_folder,
+)
 from distill.models.loaded import custom_model, tokenizer_in_memory
 from distill.models.precision import in_fp32
 from distill.runtime.errors import SettingError
@@ -42,7 +49,8 @@ def load_teacher(
         setting: what error lines call it.
         has_head: else its head, which nobody is to read, begins at random, the same one whenever it is loaded.
         gpu: where a saved one is from the start, in the format of its files, which the ranks of a host read once for
-            all; `in_fp32` opens it for what is computed as published. None: each has it in fp32 on the host.
+            all; `in_fp32` opens it for what is computed as published. None: each has it in fp32 on the host; so has
+            one whose files have weights in several formats.
     """
     if (make := settings.custom) is not None:
         tokenizer = teacher_tokenizer(settings, kind, setting)
@@ -63,6 +71,8 @@ def load_teacher(
             f"{setting}.path", path, kind, _hub(settings), new_heads=not has_head, mapped=mapped or gpu is not None
         )
     if gpu is not None and not mapped:
+        if not has_one_format(path, _hub(settings)):
+            return load_teacher(settings, kind, mapped, setting, has_head)
         model.to(gpu)  # before a file may be cut or written anew
         with in_fp32(model, gpu):
             check_model(model, f"{setting}.path={path}", kind)

@@ -112,6 +112,20 @@ def test_published_weights_are_there_once_and_give_the_same_numbers(
     assert torch.equal(outputs(widened)[0], outputs(setup.setup_teacher(on_host, PrecisionConfig(), ranks))[0])
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_no_digit_is_lost_of_files_in_several_formats(first: bool, tokenizer: Any, tmp_path: Path) -> None:
+    """transformers gives all weights the format of one of them."""
+    model = make_model("bert", 2)
+    for module in model.modules():
+        if isinstance(module, torch.nn.LayerNorm) != first:
+            module.to(torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    settings = TeacherConfig(path=str(tmp_path))
+    on_host, teacher = load_teacher(settings)[0], load_teacher(settings, gpu=CPU)[0]
+    assert all(torch.equal(*pair) for pair in zip(teacher.parameters(), on_host.parameters(), strict=True))
+
+
 def test_a_model_of_the_users_with_buffers_in_fp32(gpu: Any) -> None:
     placed = setup.setup_teacher(OfUser().eval(), BF16, gpu)
     assert outputs(placed)[1].dtype == torch.bfloat16
