@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 TAKEN = {
     *("epoch", "step", "steps", "tokens", "seconds", "loss", "name", "parameters", "bytes", "tokens_per_second"),
     *("folder", "history", "objective", "cache", "perplexity", "pseudo_perplexity", "bits_per_byte", "bootstrap"),
-    *("members", "origin", "start", "remarks", "learning_rate", "gap_closed"),
+    *("members", "origin", "start", "published", "remarks", "learning_rate", "gap_closed"),
+    *("conclusions", "same_limits", "started_from"),
 }
 CURE = (
     "name a torchmetrics Metric, or a subclass of torchmetrics.Metric with update(logits, targets), compute() and "

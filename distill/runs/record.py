@@ -19,6 +19,8 @@ INHERITED = (
     f"one starts from the same layers of the model that this was fine-tuned from ({' '.join(FAIR_TEACHER)})."
 )
 
+LEFT = "bootstrap"  # of a baseline in records from before `conclusions`, where it would be read as a measure
+
 
 class Record(Part):
     """A run.
@@ -67,6 +69,8 @@ class Record(Part):
         Raises:
             SettingError: a value is of another kind than there belongs, or of another version.
         """
+        if isinstance(baseline := content.get("baseline"), dict) and LEFT in baseline:
+            content = content | {"baseline": {name: value for name, value in baseline.items() if name != LEFT}}
         try:
             return cls.model_validate(content)
         except ValidationError as error:

@@ -14,7 +14,8 @@ import torch
 from sample import sample_results
 
 from distill.config.objective import WeightSchedule
-from distill.runs.facts import Baseline, GapClosed
+from distill.evaluation.users import TAKEN
+from distill.runs.facts import Baseline, GapClosed, Scored
 from distill.runs.located import settings_of_run
 from distill.runs.record import Record
 from distill.runs.results_file import read_results, read_run, write_results
@@ -29,6 +30,22 @@ def test_a_record_is_read_as_it_was_written(content: dict[str, Any], tmp_path: P
     write_results(path, record)
     assert read_results(path) == record == Record.from_json(record.to_json()) == record.redacted()
     assert json.loads(path.read_text())["version"] == 1 and "gap_closed" not in path.read_text()
+
+
+def test_a_record_from_before_conclusions_is_read() -> None:
+    """What it has in their place is no measure."""
+    drawn = {"perplexity": {"heldout": {"ratio": 0.9, "low": 0.8, "high": 0.95, "units": "documents"}}}
+    for bootstrap in ({}, drawn):
+        old = {"baseline": {"steps": 5, "perplexity": {"heldout": 3.0}, "bootstrap": bootstrap}}
+        record = Record.from_json(old)
+        assert record.baseline == Baseline.model_validate({"steps": 5, "perplexity": {"heldout": 3.0}})
+
+
+def test_no_measure_has_the_name_of_what_stands_beside_it() -> None:
+    kinds = [Scored]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    assert len(kinds) > 4 and {name for kind in kinds for name in kind.model_fields} <= TAKEN
 
 
 def test_values_of_several_kinds_are_read_as_what_they_are() -> None:
