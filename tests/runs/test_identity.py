@@ -66,6 +66,15 @@ def test_what_can_change_the_student_is_in_and_nothing_else(override: str) -> No
     assert (identity(override) != identity()) == (override in COUNTED)
 
 
+def test_a_run_from_before_a_setting_goes_on_where_that_does_nothing() -> None:
+    before = {
+        name: value for name, value in identity().items() if not name.startswith(("student.refit", "objective.on_"))
+    }
+    refuse_other_settings(before, identity(), "resume=RUN")
+    with pytest.raises(SettingError, match=r"student\.refit was None and is now True"):
+        refuse_other_settings(before, identity("student.refit=true"), "resume=RUN")
+
+
 def test_what_counts_only_with_something_else() -> None:
     assert identity("train.sequences_per_step=32", ranks=3, given=32) == identity(ranks=2) == identity(ranks=4)
     assert identity("train.sequences_per_step=33", ranks=3, given=33) != identity(ranks=2)
