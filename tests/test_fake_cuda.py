@@ -171,7 +171,7 @@ def step(
     run = tiny.run_of(conf.TrainConfig(batch_size=4, accumulate=2, epochs=2), batches, objective, ranks, NONE_SAVED)
     windows = batches.stream(0, 2, CUDA, teacher.read_ahead)
     first = next(windows)
-    training = loop.Training(run, learner, teacher, State(), (), None)
+    training = loop.Training(run, learner, teacher, State(), (), None, None)
     with Watch() as watch:
         result, upcoming = loop.step(training, Window(first, objective.count(first), 0.0), windows, Signals())
     assert result.rank_sums.device == CUDA and result.rank_sums.shape == (len(first), len(terms))

@@ -357,7 +357,7 @@ class Fit:
         log = FitLog(self, run)
         callbacks = (log,) if self.snapshots is None else (log, self.snapshots)
         evaluation: Any = self
-        return loop.train(loop.Training(run, learner, teacher, self.state, callbacks, evaluation))
+        return loop.train(loop.Training(run, learner, teacher, self.state, callbacks, evaluation, None))
 
     def losses(self) -> list[dict[str, float]]:
         """The logs without what a clock measures."""
