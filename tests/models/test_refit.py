@@ -73,17 +73,20 @@ def test_blocks_before_gaps_give_what_the_next_block_reads_in_the_teacher(family
 @pytest.mark.parametrize(("family", "factor"), [("gpt2", 1.0), ("llama", 1.0), ("granite", 0.5)])
 @torch.no_grad()
 def test_the_weights_solve_the_least_squares_problem(family: str, factor: float) -> None:
-    """As torch.linalg.lstsq does in float64, with the penalty as further rows; with a bias (GPT-2) and without."""
+    """As torch.linalg.lstsq does in float64, with the penalty as further rows; with a bias (GPT-2) and without.
+
+    Of all positions but padding: without the first ones large models lose the state that all attend to.
+    """
     teacher, data, penalty = teacher_of(family).double(), batches(32), 0.1
     student, *cut = (
         from_layers(SETTINGS, teacher, layers, kind.CAUSAL, alias=True).eval() for layers in ([0, 3], [0], [0, 1, 2])
     )
-    found, before, after = fit(LanguageModel(cut[0]), LanguageModel(cut[1]), data, 1, penalty)
+    found, before, after = fit(LanguageModel(cut[0]), LanguageModel(cut[1]), data, penalty)
     name = last_block(cut[0])[1]
     layer, inputs, own, target = block_list(student.base_model, 2)[0].get_submodule(name), [], [], []
     layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
     for batch in data:
-        kept = (batch.documents >= 0) & (torch.arange(16) > 0)  # type: ignore[operator]
+        kept = batch.documents >= 0  # type: ignore[operator]
         own.append(states(student, batch, kept)[1])
         target.append(states(teacher, batch, kept)[3])
         inputs[-1] = inputs[-1][kept]
