@@ -113,7 +113,7 @@ def train_by_plan(source: Batches, pair: tuple[Any, Any], plan: Plan, steps: int
         nothing: Any = None
         run = Run(Config(train=length), {}, nothing, nothing, of_data, objective, {}, None, of_folder, ranks)
         nowhere: Any = NoEvaluation()
-        train(Training(run, learner, LiveTeacher(frozen), State(), (CallAfterStep(after_step),), nowhere))
+        train(Training(run, learner, LiveTeacher(frozen), State(), (CallAfterStep(after_step),), nowhere, None))
 
 
 def train_variant(source: Batches, pair: tuple[Any, Any], variant: Variant, steps: int, after_step: AfterStep) -> None:

@@ -19,11 +19,11 @@ from distill.data.collate.clm import CausalLM
 from distill.data.collate.mlm import MaskedLM
 from distill.data.sequence_store import LARGE, outer_ids, sequence_bytes
 from distill.evaluation.classes import ClassSet
+from distill.evaluation.conclusion import UNCLEAR, Conclusion, in_points, word_of
 from distill.evaluation.measures import Scoring, SequenceLosses, exp
 from distill.evaluation.questions import SquadSet
 from distill.evaluation.sets import EvaluationSet
 
-HELPED, DID_NOT, UNCLEAR = "helped", "did not", "unclear"
 RATIO, POINTS = "ratio", "points"
 RESAMPLES = 10_000
 FEWER_RESAMPLES = 1_000  # of measures that are computed anew for each draw
@@ -46,20 +46,6 @@ class Units:
 
     name: str  # what it is called behind their number, such as `documents`
     of_row: np.ndarray  # [R] int64, the unit of each sequence of the set, from 0
-
-
-@dataclass(frozen=True)
-class Conclusion:
-    """Whether what differs between two models has made the first the better one, by a measure on a set."""
-
-    word: str  # `helped`: the whole interval is on the better side; `did not`: on the worse side; `unclear`: neither
-    reason: str  # half a sentence
-    difference: float | None  # of the whole set
-    low: float | None  # of the interval that holds 95 % of the draws; None where there is none
-    high: float | None
-    unit: str  # `ratio` of perplexities, below 1 if the first is better; or `points` in percent, above 0 if it is
-    n: int  # units that are scored
-    units: str  # what they are
 
 
 @dataclass(frozen=True)
@@ -131,11 +117,6 @@ def paired_predictions(predicted: Sequence[np.ndarray], data: ClassSet, measure:
     return Paired(np.stack(predicted), score, POINTS, "examples", FEWER_RESAMPLES)
 
 
-def word_of(low: float, high: float) -> str:
-    """The conclusion from the ends of an interval of gains: above 0 the first model is better."""
-    return HELPED if low > 0 else DID_NOT if high < 0 else UNCLEAR
-
-
 def conclude(paired: Paired, seed: int = 0) -> Conclusion:
     """What the draws say of the first model against the second."""
     n, differing = paired.values.shape[1], int((paired.values[0] != paired.values[1]).sum())
@@ -156,11 +137,6 @@ def conclude(paired: Paired, seed: int = 0) -> Conclusion:
     if differing < LEAST_DIFFERING:
         reason += f", {differing or 'none'} of which {'differs' if differing < 2 else 'differ'}"
     return Conclusion(word, reason, whole, low, high, paired.unit, n, paired.units)
-
-
-def in_points(difference: float) -> str:
-    """`+1.2`, with a minus sign as in print."""
-    return f"{round(difference, 1) + 0.0:+.1f}".replace("-", "\u2212")
 
 
 def bootstrap_gap(paired: Paired, seed: int = 0) -> GapInterval:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from distill.evaluation.significance import Conclusion
+from distill.evaluation.conclusion import Conclusion
 from distill.report.page import Code, Section, Table, markdown, prose, table_text
 from distill.report.summary import AGREEMENT, explained
 from distill.report.words import number

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from distill.config.component import PREFIX
-from distill.evaluation.significance import DID_NOT, HELPED, UNCLEAR, in_points
+from distill.evaluation.conclusion import DID_NOT, HELPED, UNCLEAR, in_points
 from distill.report.page import Block, Code, Table, prose
 from distill.report.words import MINUS, NONE, TIMES, count_of, is_number, listed, number, percent, ratio, short, time_of
 from distill.runs.facts import Backend, Baseline, Conclusion, GapClosed, Measure, Model

@@ -6,9 +6,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from distill.data.sequence_format import causal_format
+from distill.evaluation.conclusion import UNCLEAR
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.samples import TEMPERATURE, choose_prompts, continue_with_each, num_new_tokens, text_of
-from distill.evaluation.significance import UNCLEAR, ModelLosses, compare_gaps, compare_models
+from distill.evaluation.significance import ModelLosses, compare_gaps, compare_models
 from distill.evaluation.speed import tokens_per_second
 from distill.runs import facts
 from distill.runs.baseline import doubt

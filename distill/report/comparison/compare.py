@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from distill.evaluation.significance import UNCLEAR, word_of
+from distill.evaluation.conclusion import UNCLEAR, word_of
 from distill.report import figures, page
 from distill.report.comparison.columns import GAP_CLOSED, Number, number_named
 from distill.report.comparison.runs import FINISHED, Run, find_runs, natural
