@@ -182,7 +182,6 @@ class Refit(Part):
 
     blocks: list[RefittedBlock] = field([], "What was refitted, in order.")
     tokens: int | None = field(None, "Of the sequences that it was fitted on.")
-    written: int | None = field(None, "How many of them the teacher wrote.")
     seconds: float | None = field(None, "How long it took; not part of the training's.")
 
 

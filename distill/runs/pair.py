@@ -245,7 +245,7 @@ def find_start(
         config = with_layers(config, layers)
     if not config.student.refit:
         return config, layers, {}
-    found, weights = refit_student(config, task.kind, teachers.first, teachers.tokenizer, batches, ranks)
+    found, weights = refit_student(config, task.kind, teachers.first, batches, ranks)
     if found:
         layers = (layers or {}) | found
     return without_refit(config), layers, weights

@@ -4,38 +4,30 @@ import logging
 import time
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
-from distill.config.objective import SamplingConfig
 from distill.config.settings import Config
 from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.distributed import Ranks
-from distill.models.generation import complete
 from distill.models.kind import ModelKind
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.models.layers import AUTO, choose_layers
-from distill.models.precision import autocast, wait_for
+from distill.models.precision import wait_for
 from distill.models.refit import gaps_of, refit
 from distill.runs.facts import Refit, RefittedBlock
 from distill.runs.layer_search import on_device
 from distill.runtime.errors import SettingError
 from distill.runtime.progress import counted
-from distill.runtime.seed import key
 
-SEQUENCES = 128  # of the corpus, and as many that a causal teacher writes
-SEED = 53  # of what it writes
-WRITING = 3  # times as long as a forward of as many tokens, about: they come one by one
-TOGETHER = 32  # sequences that it writes at a time: more need more memory for their keys and values
+SEQUENCES = 128  # of the corpus
 
 logger = logging.getLogger(__name__)
 
 
 def refit_student(
-    config: Config, kind: ModelKind, teacher: Any, tokenizer: PreTrainedTokenizerBase, batches: Batches, ranks: Ranks
+    config: Config, kind: ModelKind, teacher: Any, batches: Batches, ranks: Ranks
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Refit on rank 0: `layers` and `refit` as `Pair.layers` has them, and new weights by name, alike on all ranks.
 
@@ -53,25 +45,20 @@ def refit_student(
 
     def work() -> dict[str, Any]:
         began, precision = time.monotonic(), config.precision.student
-        text, written, blocks = [batch.to(ranks.device) for batch in batches.first(SEQUENCES)], list[Batch](), []
+        text, blocks = [batch.to(ranks.device) for batch in batches.first(SEQUENCES)], []
         count = sum(len(batch.ids) for batch in text)
-        writes = kind.causal and hasattr(teacher, "generate")
-        passes = (1 + writes) * sum(block + 1 + end for block, end in gaps) / depth + writes * WRITING
+        passes = sum(block + 1 + end for block, end in gaps) / depth
         logger.info(
-            f"student.refit: fitting {counted(len(gaps), 'block')} before missing layers, on {count} training sequences"
-            f"{' and as many that the teacher writes' if writes else ''}, in about "
-            f"{passes * count * seconds_of(teacher, text[0], precision):,.0f} s"
+            f"student.refit: fitting {counted(len(gaps), 'block')} before missing layers, on {count} training "
+            f"sequences, in about {passes * count * seconds_of(teacher, text[0], precision):,.0f} s"
         )
-        if writes:
-            written = write(teacher, tokenizer, count, batches.shape[1], precision)
-        for one in refit(settings, teacher, chosen, kind, precision, text + written):
+        for one in refit(settings, teacher, chosen, kind, precision, text):
             weights.update({name: weight.cpu() for name, weight in one.weights.items()})
             blocks.append(RefittedBlock(block=one.block, layer=one.end, before=one.before, after=one.after))
             what = "last state" if one.end == depth else f"input of layer {one.end}"
             logger.info(f"  block {one.block}: {one.after:.3f} from the teacher's {what}, {one.before:.3f} as copied")
-        own, drawn = (sum(batch.num_valid for batch in each) for each in (text, written))
-        seconds = time.monotonic() - began
-        made = Refit(blocks=blocks, tokens=own + drawn, written=drawn, seconds=seconds)
+        tokens = sum(batch.num_valid for batch in text)
+        made = Refit(blocks=blocks, tokens=tokens, seconds=time.monotonic() - began)
         return {"layers": chosen, "refit": made.model_dump()}
 
     opened = on_device(teacher, ranks, "student.refit", "true", "leave it at false")
@@ -97,20 +84,3 @@ def seconds_of(teacher: Any, batch: Batch, precision: str) -> float:
         reader(one, None if batch.documents is None else batch.documents[:1], OutputSpec(layers=(LAST,)))
         wait_for(batch.ids.device)
     return time.monotonic() - began
-
-
-@torch.no_grad()
-def write(teacher: Any, tokenizer: PreTrainedTokenizerBase, count: int, length: int, precision: str) -> list[Batch]:
-    """`count` sequences that a causal teacher writes from its start token, at temperature 1.
-
-    That is text of many kinds without another corpus: a fit on one kind alone loses on others.
-    """
-    start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-    device, written = next(teacher.parameters()).device, []
-    for numbers in np.split(np.arange(count), range(TOGETHER, count, TOGETHER)):
-        with autocast(precision, device):
-            prompts, keys = [np.array([start])] * len(numbers), key(SEED, "refit", numbers)
-            rows = complete(teacher, prompts, keys, SamplingConfig(max_new_tokens=length - 1), (), len(tokenizer))
-        ids = torch.from_numpy(np.stack([[start, *row.tokens] for row in rows])).to(device)
-        written.append(Batch({"input_ids": ids}, None, {}, None, numbers))
-    return written

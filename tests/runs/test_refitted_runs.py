@@ -38,7 +38,7 @@ def test_a_run_starts_nearer_to_its_teacher_and_says_what_was_done(
     (block,) = start["refit"]["blocks"]
     assert start["layers"] == stored["layers"] == [0, 1] and start["refit"] == stored["refit"]
     assert (block["block"], block["layer"]) == (1, 4) and block["after"] < block["before"]
-    assert start["refit"]["tokens"] > 60 * 20 and start["refit"]["written"] == 0 and start["refit"]["seconds"] > 0
+    assert start["refit"]["tokens"] > 60 * 20 and start["refit"]["seconds"] > 0
     assert "refit" not in results(shelf.root / "copied")["student"]["start"]
     assert results(refitted)["identity"]["student.refit"] is True
 
@@ -68,9 +68,7 @@ def refitted_on(backend: str, family: str, refit: Any) -> tuple[dict[str, Any], 
     config = Config(student=StudentConfig(layers=[0, 2], refit=refit, dropout=0.0))
     torch.manual_seed(7)
     with join_ranks(BackendConfig(name=backend, device="cpu")) as ranks:
-        found, weights = refit_student(
-            config, MASKED if family == "bert" else CAUSAL, teacher, tokenizer, batches, ranks
-        )
+        found, weights = refit_student(config, MASKED if family == "bert" else CAUSAL, teacher, batches, ranks)
     return found, weights, torch.rand(1)
 
 
@@ -80,7 +78,7 @@ def test_all_ranks_get_the_same_weights(backend: str, tmp_path: Path) -> None:
         refitted_on("single", "llama", True),
         run_ranks(2, tmp_path, refitted_on, backend, "llama", True),
     )
-    assert len(alone[1]) == 2 and alone[0]["refit"]["written"] == 24 * 12 == alone[0]["refit"]["tokens"] / 2
+    assert len(alone[1]) == 2 and alone[0]["refit"]["tokens"] == 24 * 12
     for found in (one, other):
         assert found[1].keys() == alone[1].keys() and found[0] == one[0] and found[2] == alone[2]
         assert all(torch.equal(weight, one[1][name]) for name, weight in found[1].items())
