@@ -171,7 +171,8 @@ def on_policy(training: Training, window: Window) -> tuple[Window, Samples | Non
     if writer is None or not writer.applies(step, progress):
         return window, None
     with phase(SAMPLING):
-        batches, samples = writer.window(step, progress)
+        written, samples = writer.window(step, progress)
+        batches = [training.teacher.read_ahead(batch).to(run.ranks.device) for batch in written]
         counts = run.ranks.sum(run.objective.count(batches))
     return Window(batches, counts, window.clock), samples
 

@@ -60,6 +60,9 @@ class FrozenModelConfig(Part):
     revision: str | None = setting(None, "Revision of a model on the Hub.")
     trust_remote_code: bool = setting(False, "Let transformers run code of the model's repository.")
     tokenizer: LocalPath | None = setting(None, "Its folder or name on the Hub; null reads it beside the model.")
+    context: str | None = setting(
+        None, "Text in front of each document, which a causal teacher reads and the student does not.", min_length=1
+    )
     url: str | None = setting(None, "Of a server that has it (as vLLM), such as http://localhost:8000/v1.")
     model: str | None = setting(None, "Its name on that server.")
     requests: int = setting(8, "Requests to that server at a time.", ge=1, le=1024)
@@ -120,6 +123,7 @@ class MemberConfig(FrozenModelConfig):
     """One of several teachers: what it is, how it runs, and what it counts."""
 
     weight: float = setting(1.0, "Weight in the mean of all; weights are divided by their sum.", gt=0, le=1e6)
+    sources: list[str] | None = setting(None, "Sources of corpus=mixture whose sequences it teaches; null: all.")
     precision: Literal["fp32", "bf16", "fp16"] | None = setting(None, "Its number format; null: the teacher's.")
     micro_batches: int | None = setting(None, "Of one forward; null is teacher.micro_batches.", **MICRO_BATCHES)
     cache: TeacherCacheConfig | None = setting(None, "Its answers on disk; null is teacher.cache.")
@@ -150,7 +154,7 @@ class TeacherConfig(FrozenModelConfig):
         yield from super().refusals()
         if self.is_none:
             cached = {f"cache.{name}": value for name, value in self.cache.given(*KEPT).items()}
-            for name, value in (self.given("micro_batches") | cached).items():
+            for name, value in (self.given("micro_batches", "context") | cached).items():
                 yield f".{name}", value, "not read with teacher.path=null", "choose a teacher, or leave it out"
         for name, model in (("path", self.path), (TARGET, self.target), ("url", self.url)):
             if self.members and model is not None:

@@ -157,12 +157,47 @@ def _of_teachers(config: Config, terms: Terms, task: Any) -> Iterator[Refusal]:
     for number, (setting, one) in enumerate((frozen or {"teacher": teacher}).items()):
         if one.served:
             yield from _of_served(config, terms, task, setting, one.cache or teacher.cache, number == 0)
+        if one.context is not None:
+            yield from _of_context(task, f"{setting}.context", one.context, one.cache or teacher.cache)
+    yield from _of_sources(config, terms)
     for name, term in terms.items() if len(teacher.members) > 1 else ():
         if term.teacher_reads.extra or not task.kind.vocabulary:
             yield "teacher.members", None, f"of words, and objective.{name} is not about words", "choose one teacher"
         if not getattr(term, "center", True):
             problem = "the mean of several teachers' probabilities has logits only up to a constant"
             yield f"objective.{name}.center", False, problem, f"set objective.{name}.center=true"
+
+
+def _of_sources(config: Config, terms: Terms) -> Iterator[Refusal]:
+    """Teachers of some sources of a mixture: each source has one, and they run live and give predictions alone."""
+    members, sources = config.teacher.members, [*config.corpus.sources]
+    chosen = {f"teacher.members.{name}.sources": one for name, one in members.items() if one.sources is not None}
+    choose = f"choose among {', '.join(sources)}" if sources else "choose corpus=mixture, or leave it out"
+    for setting, one in chosen.items():
+        for source in one.sources or [""]:
+            if source not in sources:
+                yield setting, one.sources, f"corpus.sources has no {source}" if source else "names none", choose
+        if one.served or (one.cache or config.teacher.cache).wanted:
+            yield setting, one.sources, "not read with a cache", "leave it out, or let the teachers run live"
+    for setting, first in [*chosen.items()][:1]:
+        for source in sources:
+            if all(one.sources is not None and source not in one.sources for one in members.values()):
+                yield setting, first.sources, f"no teacher is left for the source {source}", "name it in one of them"
+        for name, term in terms.items():
+            if term.needs_teacher and not hasattr(term, "top_k_temperature"):
+                problem = f"objective.{name} reads more of a teacher than its predictions"
+                yield setting, first.sources, problem, f"leave it out, or set objective.{name}.weight=0"
+        if config.backend.shards_teacher:
+            problem = "ranks would run a sharded teacher on other sequences"
+            yield setting, first.sources, problem, "set backend.shard_teacher=false"
+
+
+def _of_context(task: Any, setting: str, context: str, cache: TeacherCacheConfig) -> Iterator[Refusal]:
+    """What a teacher cannot give that reads a context in front of each document."""
+    if not (task.kind.causal and task.kind.vocabulary):
+        yield setting, context, "for causal models", "leave it out"
+    if cache.wanted:
+        yield setting, context, "not read with a cache", "leave it out, or let the teacher run live"
 
 
 def _of_served(

@@ -229,6 +229,7 @@ class _Visit:
         chunk, size = self._chunk_rows(num_rows), self._block_rows()
         products = self._products(self.student, order, chunk)
         teachers = [self._chunks_of(member, order, chunk) for member in self.teacher.members]
+        mixture = self.teacher if order is None else self.teacher.rows(order)
         targets = self.targets if self.targets is None or order is None else self.targets[order]
         gradients = _Gradients(self.student, products, self.scales.dtype, self.tiling, wanted)
         of_modules = [torch.zeros_like(parameter) for parameter in self.losses.parameters]
@@ -238,7 +239,8 @@ class _Visit:
             for low, high in pieces(start, stop, size):
                 here = slice(low - start, high - start)
                 capped = None if self.student.softcap is None else logits[here].clone()
-                parts = self.teacher.combined([member.rows(here) for member in members], self.scales.dtype)
+                known = [member.rows(here) for member in members]
+                parts = mixture.rows(slice(low, high)).combined(known, self.scales.dtype)
                 on = targets[low:high] if targets is not None and low < num_targets else None
                 sums += self._averaged(Block(logits[here], products.bias, None, on), parts, of_modules).sum(1)
                 if capped is not None and self.student.softcap is not None:  # the gradient passes through the cap

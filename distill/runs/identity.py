@@ -105,6 +105,8 @@ def _teachers(config: Config) -> Identity:
         settings["precision.quantize_teacher"] = config.precision.quantize_teacher
     for name, member in members.items():
         settings |= {f"{member.setting}.weight": member.weight} if name else {}
+        if name and (sources := config.teacher.members[name].sources) is not None:
+            settings[f"{member.setting}.sources"] = sources
         cached = ("top_k",) if member.cache.sampled is None else ("top_k", "sampled", "seed")
         settings |= {f"{member.setting}.cache.{field}": getattr(member.cache, field) for field in cached}
     return settings

@@ -3,9 +3,12 @@
 import logging
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from distill.config.settings import OptimizerConfig
+from distill.data.order import Mixture
+from distill.data.sequence_format import first_token
 from distill.distributed import GradientSync, gradient_sync
 from distill.distributed.shard import is_sharded
 from distill.models.check import max_positions, require_memory_for_step
@@ -18,10 +21,12 @@ from distill.optim.schedule import Schedule, length_in_steps, make_schedule
 from distill.runs.run import Run
 from distill.runs.setup import setup_student, setup_teacher
 from distill.teacher.build_cache import Recorder, build
+from distill.teacher.by_source import TeachersBySource
 from distill.teacher.cache import Cache, CachedTeacher, find
 from distill.teacher.live import LiveTeacher, RetokenizedTeacher
 from distill.teacher.members import Member, settings_by_member, with_models
 from distill.teacher.output import MeanTeacher, NoTeacher, Teacher
+from distill.teacher.prompted import prompted
 from distill.teacher.served import ServedRecorder
 
 logger = logging.getLogger(__name__)
@@ -97,19 +102,31 @@ class FrozenTeachers:
             (model,) = self._models.values()
             return RetokenizedTeacher(model, batches.sequences, *pair.tokenizers, max_positions(model.model))
         made, weights = list[Teacher](), list[float]()
+        contexts = {member.name: member.context for member in pair.teachers}
         for name, member in self._settings.items():
             if name in self.caches:
                 if name in self._served:
                     build(self._served[name], self.run.ranks)
                 made.append(self._cached(name, self._models.pop(name, None)))
             elif name in self._models:
-                made.append(LiveTeacher(self._models[name], member.micro_batches))
+                live = LiveTeacher(self._models[name], member.micro_batches)
+                made.append(prompted(live, contexts[name], first_token(pair.tokenizer), name))
             else:
                 continue
             weights.append(member.weight)
         if not made:
             return NoTeacher()
+        if any(one.sources is not None for one in self.run.config.teacher.members.values()):
+            return self._by_source(made)
         return made[0] if len(made) == 1 else MeanTeacher(made, weights)
+
+    def _by_source(self, made: list[Teacher]) -> TeachersBySource:
+        """Teachers of which each has the sequences of some sources of the mixture alone."""
+        order, members = self.run.data.batches.order, self.run.config.teacher.members.values()
+        assert isinstance(order, Mixture), "the rules refuse other corpora"
+        teaches = [[one.sources is None or name in one.sources for name in order.names] for one in members]
+        weights = np.array(teaches) * np.array([[one.weight] for one in members])
+        return TeachersBySource(made, weights, order.offsets)
 
     def _cached(self, name: str, model: LanguageModel | None) -> CachedTeacher:
         """One teacher from its cache, which is made first where there is none; without a model it is complete."""

@@ -95,8 +95,7 @@ class OnPolicy:
         prompts = [self._prompt(sequence, seeded) for sequence in self.batches.sequences[numbers]]
         new, entropy = self._complete(prompts, key(self.batches.seed, "samples", step, numbers))
         written = [self._written(prompt, tokens[tokens >= 0]) for prompt, tokens in zip(prompts, new, strict=True)]
-        window = self.batches.window(step, self._padded(written))
-        return [batch.to(self.ranks.device) for batch in window], self._samples(prompts, new, entropy)
+        return self.batches.window(step, self._padded(written)), self._samples(prompts, new, entropy)
 
     @cached_property
     def _most_new(self) -> int:

@@ -19,7 +19,14 @@ from distill.data.batches import Batches
 from distill.distributed import Ranks
 from distill.distributed.shard import empty_copy, put_together
 from distill.evaluation.readers import MeanModel
-from distill.models.check import check_packing, check_positions, check_tokenizers, check_vocabulary, set_padding
+from distill.models.check import (
+    check_packing,
+    check_positions,
+    check_tokenizers,
+    check_vocabulary,
+    max_positions,
+    set_padding,
+)
 from distill.models.export_folder import try_export
 from distill.models.kind import ModelKind
 from distill.models.load import load_pretrained, load_tokenizer
@@ -40,6 +47,7 @@ from distill.runs.tokenizers import (
     reads_same_tokens,
 )
 from distill.runtime.errors import SettingError
+from distill.runtime.progress import counted
 from distill.tasks import Task
 from distill.teacher.members import Member, load_members, settings_by_member, with_models
 
@@ -148,6 +156,8 @@ def load_teachers(config: Config, task: Task, terms: dict[str, Term], ranks: Ran
         set_padding(member.model, of_teachers)
         if reads_same:  # else it reads other sequences, as long as it takes
             check_positions(member.model, member.setting, config.corpus.sequence_length)
+        if member.context:
+            _check_context(member, config.corpus.sequence_length, reads_same)
     if (path := config.evaluate.baseline) is not None:
         check_tokenizers(tokenizer, load_tokenizer("evaluate.baseline", path, task.kind), f"evaluate.baseline={path}")
     digests = _digests_of_teachers(config, members, shared)
@@ -201,6 +211,8 @@ def make_pair(
             "it began with, which is random where student.path has none"
         )
     fitted = bind_terms(terms, student, teachers.first)
+    if teachers.teachers:
+        _check_terms(teachers.teachers[0], fitted)
     return Pair(
         **(vars(teachers) | {"digests": digests}),
         student=None if is_open else student,
@@ -277,6 +289,30 @@ def has_trained_head(config: Config, kind: ModelKind, terms: dict[str, Term], te
     return not is_new and not all(term.across_tokenizers for term in terms.values())
 
 
+def _check_context(member: Member, length: int, reads_same: bool) -> None:
+    """Raises SettingError for a context with which sequences of this length are too long, or another tokenizer's."""
+    limit, count = max_positions(member.model), len(member.context)
+    problem = "" if reads_same else "for a teacher with the student's tokenizer"
+    if limit is not None and length + count > limit:
+        problem = f"has {count} tokens, with a sequence's {length} more than the teacher's {limit} positions"
+    if problem:
+        cure = "shorten it, or lower corpus.sequence_length" if reads_same else "leave it out"
+        raise SettingError(problem, setting=f"{member.setting}.context", cure=cure)
+    logger.info(
+        f"{member.setting} reads a context of {counted(count, 'token')} in front of each document, where the student "
+        "learns from it; its scores are those without the context"
+    )
+
+
+def _check_terms(first: Member, terms: dict[str, Term]) -> None:
+    """Raises SettingError where a loss reads all that the first teacher reads, and that has a context."""
+    for name, term in terms.items() if first.context else ():
+        if term.teacher_reads.qkv or term.teacher_reads.pooled:
+            problem = f"objective.{name} compares all positions, and the teacher has those of its context too"
+            cure = f"set objective.{name}.weight=0, or leave it out"
+            raise SettingError(problem, setting=f"{first.setting}.context", cure=cure)
+
+
 def _digests_of_teachers(
     config: Config, members: list[Member], shared: PreTrainedTokenizerBase | None
 ) -> dict[str, str | None]:
@@ -291,6 +327,8 @@ def _digests_of_teachers(
             digests[member.setting] = _digest_of_custom(make, member.model, shared)
         else:
             digests[member.setting] = saved_digest(teacher_path(teacher), member.model, shared, config.data.cache)
+        if member.context:
+            digests[member.setting] = hashlib.sha256(f"{digests[member.setting]} {member.context}".encode()).hexdigest()
     return digests
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from distill.data.sequence_format import first_token
 from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.measures import Measure, Pass, ProgressCallback, Scoring, SetScores
 from distill.evaluation.readers import Readers
@@ -19,7 +20,7 @@ from distill.runs.run import Run
 from distill.runtime.errors import SettingError
 from distill.runtime.progress import in_a_sentence
 from distill.teacher.live import LiveTeacher, RetokenizedTeacher
-from distill.teacher.output import Teacher
+from distill.teacher.prompted import prompted
 
 
 def loss_evaluator(run: Run) -> Evaluator:
@@ -57,7 +58,8 @@ class LossPass(Pass):
     def score(self, model: LanguageModel, data: EvaluationSet, on_progress: ProgressCallback) -> SetScores:
         # Of several teachers training compares hidden states with those of the first.
         with self.readers.opened(self.pair.teachers[0].model if self.pair.teachers else None) as reader:
-            teacher: Teacher = LiveTeacher(reader)
+            context = self.pair.teachers[0].context if self.pair.teachers else ()
+            teacher = prompted(LiveTeacher(reader), context, first_token(self.pair.tokenizer))
             if self.pair.tokenizers is not None:
                 teacher = RetokenizedTeacher(reader, data.sequences, *self.pair.tokenizers, max_positions(reader.model))
             sums = torch.zeros(2, len(self.measures), dtype=torch.float64)  # this rank's, of the terms and their counts

@@ -143,7 +143,7 @@ class Mixture(NamedTuple):
     """
 
     members: tuple[Head | Single, ...]
-    weights: tuple[float, ...]
+    weights: tuple[float, ...] | Tensor  # [N, K] where they differ by position, which takes members with all logits
     temperature: float = 1.0  # at which probabilities are averaged
 
     @classmethod
@@ -152,6 +152,10 @@ class Mixture(NamedTuple):
         if isinstance(teacher, Mixture):
             return teacher
         return Mixture((), ()) if teacher is None else Mixture((teacher,), (1.0,))
+
+    def rows(self, rows: Tensor | slice) -> Self:
+        """With the weights at some of the positions."""
+        return self._replace(weights=self.weights[rows]) if isinstance(self.weights, Tensor) else self
 
     def combined(self, members: Sequence[Single], dtype: torch.dtype) -> list[tuple[float, Single | None]]:
         """The distributions whose losses are averaged, with their weights; no teacher counts as one that is None.
@@ -165,6 +169,7 @@ class Mixture(NamedTuple):
         if len(members) > 1 and all(isinstance(member, Logits) for member in members):
             logits = (biased(*member, dtype) for member in members if isinstance(member, Logits))
             return [(1.0, Logits(mixed_logits(logits, self.weights, self.temperature)))]
+        assert not isinstance(self.weights, Tensor), "the rules refuse caches of teachers with sources"
         return list(zip(self.weights, members, strict=True))
 
 
@@ -187,17 +192,20 @@ def top_k_log_probs(logits: Tensor, count: int, temperature: float) -> TopK:
     return TopK(ids, torch.cat([values, rest], 1).log_softmax(-1))
 
 
-def mixed_logits(members: Iterable[Tensor], weights: Sequence[float], temperature: float) -> Tensor:
+def mixed_logits(members: Iterable[Tensor], weights: Sequence[float] | Tensor, temperature: float) -> Tensor:
     """Teachers' logits z_k [N, V] -> logits y [N, V] of their mean distribution at a temperature T, in at least fp32.
+
+    The weights w_k are numbers, or [N, K].
 
     softmax(y / T) is the sum over the members k of w_k * softmax(z_k / T), as y = T * logsumexp over k of (log w_k +
     log_softmax(z_k / T)). The probabilities are averaged at T itself: mixed at 1 and divided by T afterwards they would
     be others. y is determined up to a constant; this one makes softmax(y / T) = exp(y / T).
     """
     total: Tensor | None = None
-    for logits, weight in zip(members, weights, strict=True):
+    logs = weights.log().split(1, 1) if isinstance(weights, Tensor) else [math.log(weight) for weight in weights]
+    for logits, log_weight in zip(members, logs, strict=True):
         scaled = at_least_fp32(logits) / temperature
-        part = scaled.log_softmax(-1) + math.log(weight)
+        part = scaled.log_softmax(-1) + log_weight
         total = part if total is None else torch.logaddexp(total, part)
     assert total is not None
     return temperature * total

@@ -70,6 +70,7 @@ class Member:
     weight: float  # its weight in the mean of all; they add up to 1
     model: Any  # as `load_teacher` has it; None: what it says comes from elsewhere, see `with_models`
     title: str  # what the report calls it
+    context: tuple[int, ...] = ()  # tokens that it reads in front of each document, and the student does not
     has_head: bool = (
         True  # that was trained; of a pre-trained model and another task, and of an encoder alone, it was not
     )
@@ -137,7 +138,8 @@ def load_members(
             problem = f"its vocabulary ({len(vocabulary)} tokens) is not that of {members[0].setting} ({len(shared)})"
             cure = "choose teachers with one tokenizer, whose probabilities can be averaged token by token"
             raise SettingError(problem, setting=alone.setting, cure=cure)
-        members.append(Member(name, alone.weight, model, title, has_head))
+        context = tuple(tokenizer.encode(alone.model.context or "", add_special_tokens=False))
+        members.append(Member(name, alone.weight, model, title, context, has_head))
     return members, shared
 
 

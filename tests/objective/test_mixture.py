@@ -106,6 +106,23 @@ def test_every_loss_over_the_vocabulary_reads_the_mixture(term: VocabularyTerm) 
         assert_gradients(loss, want, case.student)
 
 
+def test_weights_may_differ_by_position() -> None:
+    """Where a member has none, what it gives does not count."""
+    case, temperature = mixed([Soft(1.5), Mlm()], temperature=1.5), 1.5
+    weights = torch.rand(41, 3, generator=torch.Generator().manual_seed(3)) * (torch.arange(123).view(41, 3) % 5 > 1)
+    weights[:, 1] += 0.1
+    weights /= weights.sum(1, keepdim=True)
+    case.teacher = case.teacher._replace(weights=weights)
+    parts = [(exact_logits(one) / temperature).softmax(-1) for one in members()]
+    mean = sum(weight[:, None].double() * part for weight, part in zip(weights.T, parts, strict=True))
+    logits = exact_logits(case.student)
+    want = 0.3 * temperature**2 * divergence(mean, (logits / temperature).softmax(-1)).sum()
+    want = want + 0.07 * torch.nn.functional.cross_entropy(logits, case.targets, reduction="sum")
+    for loss, _ in results(case):
+        torch.testing.assert_close(loss.double(), want, rtol=1e-5, atol=1e-5)
+        assert_gradients(loss, want, case.student)
+
+
 def test_extreme_logits_stay_finite_and_right() -> None:
     sure = torch.tensor([[3e4, 0.0, -3e4]])
     found = mixed_logits([sure, -sure], (0.75, 0.25), 2.0)

@@ -54,10 +54,10 @@ class CausalLM:
         predicts = np.zeros_like(valid)
         predicts[:, :-1] = (valid & loss_mask_of(tokens))[:, 1:] & (documents[:, 1:] == documents[:, :-1])
         targets, positions = np.roll(ids, -1, axis=1), np.flatnonzero(predicts)
-        inputs, places = {"input_ids": torch.from_numpy(np.where(valid, ids, 0))}, _restarting(documents)
+        inputs, places = {"input_ids": torch.from_numpy(np.where(valid, ids, 0))}, restarting(documents)
         if self.packed and documents[:, -1].any():  # else positions are those that every model takes anyway
             inputs["position_ids"] = torch.from_numpy(places)
-        inputs["document_lengths"] = torch.from_numpy(np.diff(np.flatnonzero(places == 0), append=places.size))
+        inputs["document_lengths"] = torch.from_numpy(document_lengths(places))
         return Batch(
             inputs=inputs,
             documents=None if valid.all() else torch.from_numpy(np.where(valid, 0, PADDING)),
@@ -80,9 +80,15 @@ def causal_lm(tokenizer: "PreTrainedTokenizerBase", packed: bool) -> CausalLM:
     return CausalLM(causal_format(tokenizer), packed, first_token(tokenizer))
 
 
-def _restarting(documents: np.ndarray) -> np.ndarray:
+def restarting(documents: np.ndarray) -> np.ndarray:
     """[B, S] numbers that grow along a sequence -> [B, S], each position counted from where its document begins."""
     columns = np.broadcast_to(np.arange(documents.shape[1]), documents.shape)
     begins = np.zeros(documents.shape, bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
     return columns - np.maximum.accumulate(np.where(begins, columns, 0), axis=1)
+
+
+def document_lengths(positions: np.ndarray) -> np.ndarray:
+    """Positions [B, S] as by `restarting` -> [D], the lengths of all documents, one sequence after the other."""
+    lengths: np.ndarray = np.diff(np.flatnonzero(positions == 0), append=positions.size)
+    return lengths
