@@ -62,7 +62,8 @@ def scoring_of(batch_size: int, ranks: Any) -> Scoring:
 
 def loss_pass(student: Any, batch_size: int, ranks: Any) -> LossPass:
     objective = make_objective(only(**TERMS), student, TEACHER)
-    pair: Any = SimpleNamespace(teachers=[SimpleNamespace(model=TEACHER)], tokenizers=None)
+    member = SimpleNamespace(model=TEACHER, context=())
+    pair: Any = SimpleNamespace(teachers=[member], tokenizer=TOKENIZER, tokenizers=None)
     return LossPass(scoring_of(batch_size, ranks), objective, pair, Readers(Config().precision, ranks))
 
 
@@ -119,7 +120,9 @@ def test_a_run_scores_its_sets_with_the_masks_of_its_training() -> None:
     run: Any = SimpleNamespace(
         config=Config(evaluate=EvaluateConfig(batch_size=3)),
         task=find_task("mlm"),
-        pair=SimpleNamespace(teachers=[SimpleNamespace(model=TEACHER)], tokenizer=TOKENIZER, tokenizers=None),
+        pair=SimpleNamespace(
+            teachers=[SimpleNamespace(model=TEACHER, context=())], tokenizer=TOKENIZER, tokenizers=None
+        ),
         data=SimpleNamespace(sets=[DATA], batches=make_batches(ROWS, masks, 4)),
         objective=objective,
         ranks=alone,
