@@ -156,7 +156,7 @@ class TeacherConfig(FrozenModelConfig):
             cached = {f"cache.{name}": value for name, value in self.cache.given(*KEPT).items()}
             for name, value in (self.given("micro_batches", "context") | cached).items():
                 yield f".{name}", value, "not read with teacher.path=null", "choose a teacher, or leave it out"
-        for name, model in (("path", self.path), (TARGET, self.target), ("url", self.url)):
+        for name, model in (("path", self.path), (TARGET, self.target), ("url", self.url), ("context", self.context)):
             if self.members and model is not None:
                 cure = f"set it to null, or name this teacher as teacher.members.NAME.{name}"
                 yield f".{name}", model, "beside teacher.members", cure

@@ -159,6 +159,9 @@ def _of_teachers(config: Config, terms: Terms, task: Any) -> Iterator[Refusal]:
             yield from _of_served(config, terms, task, setting, one.cache or teacher.cache, number == 0)
         if one.context is not None:
             yield from _of_context(task, f"{setting}.context", one.context, one.cache or teacher.cache)
+            if config.backend.shards_teacher and (one.micro_batches or teacher.micro_batches) > 1:
+                problem = "micro-batches differ in length, so that ranks would run a sharded teacher in other batches"
+                yield f"{setting}.context", one.context, problem, "set micro_batches of the teacher to 1"
     yield from _of_sources(config, terms)
     for name, term in terms.items() if len(teacher.members) > 1 else ():
         if term.teacher_reads.extra or not task.kind.vocabulary:

@@ -116,9 +116,10 @@ class FrozenTeachers:
             weights.append(member.weight)
         if not made:
             return NoTeacher()
-        if any(one.sources is not None for one in self.run.config.teacher.members.values()):
-            return self._by_source(made)
-        return made[0] if len(made) == 1 else MeanTeacher(made, weights)
+        if len(made) == 1:  # which teaches all sources, where it names any
+            return made[0]
+        by_source = any(one.sources is not None for one in self.run.config.teacher.members.values())
+        return self._by_source(made) if by_source else MeanTeacher(made, weights)
 
     def _by_source(self, made: list[Teacher]) -> TeachersBySource:
         """Teachers of which each has the sequences of some sources of the mixture alone."""

@@ -38,13 +38,13 @@ class TeachersBySource:
         weights = self.weights[:, source]
         data = {"weights": torch.from_numpy(weights.T.astype(np.float32))}
         for number, member in enumerate(self.members):
-            taught = weights[number] > 0
-            taught[0] |= not taught.any()
-            data[f"{number}.rows"] = torch.from_numpy(np.flatnonzero(taught))
-            data[f"{number}.places"] = torch.from_numpy(np.where(taught, taught.cumsum() - 1, 0))
+            read_here = weights[number] > 0
+            read_here[0] |= not read_here.any()
+            data[f"{number}.rows"] = torch.from_numpy(np.flatnonzero(read_here))
+            data[f"{number}.places"] = torch.from_numpy(np.where(read_here, read_here.cumsum() - 1, 0))
             if (lengths := batch.inputs.get(LENGTHS)) is not None:
                 row = (lengths.cumsum(0) - lengths).div(batch.ids.shape[1], rounding_mode="floor")
-                data[f"{number}.{LENGTHS}"] = lengths[torch.from_numpy(taught)[row]]
+                data[f"{number}.{LENGTHS}"] = lengths[torch.from_numpy(read_here)[row]]
             named = {f"sources.{name}": value for name, value in data.items()}
             read = member.read_ahead(self._of_member(batch.with_teacher_data(**named), number))
             batch = batch.with_teacher_data(**read.teacher_data)

@@ -137,3 +137,8 @@ def test_runs_whose_sources_have_their_own_teachers(shelf: Shelf, tmp_path: Path
     assert results(done)["identity"]["teacher.members.a.sources"] == ["notes"]
     (again / "results.json").unlink()
     assert distill(*arguments(shelf, again, *chosen[:1])) == 2, "those would be other teachers"
+
+
+def test_one_teacher_of_all_sources_is_the_only_one(shelf: Shelf, tmp_path: Path) -> None:
+    arguments_of_two = arguments(shelf, tmp_path / "run", "teacher.members.a.sources=[books,notes]")
+    assert distill(*(each for each in arguments_of_two if not each.startswith("teacher.members.b"))) == 0
