@@ -1,4 +1,4 @@
-"""A server of a causal model in this process, with the completions API of vLLM as far as Distill asks for it."""
+"""A server of a causal model in this process, with what Distill asks for of vLLM's completions API and of SGLang's."""
 
 import json
 import time
@@ -36,6 +36,10 @@ class ModelServer:
     lock: Lock = field(default_factory=Lock)
     url: str = ""
 
+    @property
+    def sglang_url(self) -> str:
+        return self.url.removesuffix("/v1") + "/generate"
+
     def answer(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         if body["model"] != self.name:
             return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
@@ -57,6 +61,17 @@ class ModelServer:
                 entries[str(token)] = {"logprob": value, "rank": rank}
             scores.append(entries)
         return {"text": "", "finish_reason": "length", "prompt_logprobs": scores}
+
+    def of_sglang(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """The same scores as SGLang gives them: [log-probability, token, text] beside one another."""
+        ids, of_tokens, largest = body["input_ids"], [[None, body["input_ids"][0], None]], list[Any]([None])
+        assert body["return_logprob"] and body["logprob_start_len"] == 0 and "model" not in body
+        scores = self.scored({"prompt": ids, "prompt_logprobs": body["top_logprobs_num"]})["prompt_logprobs"]
+        for own, entries in zip(ids[1:], scores[1:], strict=True):
+            triples = sorted(([one["logprob"], int(token), None] for token, one in entries.items()), reverse=True)
+            of_tokens.append([entries[str(own)]["logprob"], own, None])
+            largest.append(triples[: body["top_logprobs_num"]])
+        return 200, {"text": "", "meta_info": {"input_token_logprobs": of_tokens, "input_top_logprobs": largest}}
 
     @torch.no_grad()
     def written(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -94,9 +109,11 @@ class _Handler(BaseHTTPRequestHandler):
         fault = served.fault(number)
         if fault == "500":
             return self._send(500, b"{}")
-        status, answer = served.answer(body)
+        native = self.path == "/generate"
+        status, answer = served.of_sglang(body) if native else served.answer(body)
         if fault == "few":
-            answer["choices"][0].get("prompt_logprobs", []).pop()
+            scores = answer["meta_info"]["input_top_logprobs"] if native else answer["choices"][0]["prompt_logprobs"]
+            scores.pop()
         content = json.dumps(answer).encode()
         if fault == "timeout":
             time.sleep(LATE)

@@ -121,6 +121,8 @@ class Writer:
         if alone is None or alone.server is None:
             cure = "give model=MODEL, or teacher=served with teacher.url, teacher.model and teacher.tokenizer"
             raise SettingError("nothing to write with", setting="model", cure=cure)
+        if alone.server.is_sglang:
+            raise alone.server.refused("it is asked for texts in the form of OpenAI", "give the URL as far as /v1")
         ranks.decide(alone.server.check)
         tokenizer, name = teacher_tokenizer(alone.model, CAUSAL, alone.setting), alone.server.model
         return cls(options, LoadedModel(None, tokenizer, CAUSAL, name), name, alone.server)

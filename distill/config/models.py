@@ -63,7 +63,10 @@ class FrozenModelConfig(Part):
     context: str | None = setting(
         None, "Text in front of each document, which a causal teacher reads and the student does not.", min_length=1
     )
-    url: str | None = setting(None, "Of a server that has it (as vLLM), such as http://localhost:8000/v1.")
+    url: str | None = setting(
+        None,
+        "Of vLLM with this model, such as http://localhost:8000/v1, or of SGLang: http://localhost:30000/generate.",
+    )
     model: str | None = setting(None, "Its name on that server.")
     requests: int = setting(8, "Requests to that server at a time.", ge=1, le=1024)
     timeout: float = setting(120.0, "Without an answer, before a request is repeated.", unit="seconds", gt=0, le=1e5)

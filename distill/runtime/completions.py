@@ -1,4 +1,4 @@
-"""A server with the completions API of OpenAI, as vLLM has it: requests side by side, repeated while it is overloaded.
+"""A server with OpenAI's completions API, as vLLM has it, or SGLang's own: requests side by side, repeated while busy.
 
 Its key is read from the environment alone, and stands in no file, log or command line.
 """
@@ -22,6 +22,7 @@ from distill.runtime.redaction import redact, remember
 TRIES = 8
 FIRST_WAIT, LONGEST_WAIT = 0.25, 30.0  # seconds before another try; twice as long each time
 LONGEST_REASON = 300  # characters of what a server says
+SGLANG = "/generate"  # the end of its URL
 BUSY = (408, 425, 429)  # statuses that a later try may not have, as those from 500 on
 
 Answer = TypeVar("Answer")
@@ -33,7 +34,7 @@ class Server:
 
     Attributes:
         setting: what error lines call it, such as `teacher`; its settings are `.url` and so on.
-        url: such as http://localhost:8000/v1.
+        url: such as http://localhost:8000/v1, or http://localhost:30000/generate of SGLang.
         model: its name there.
         requests: at a time.
         timeout: seconds without a byte, after which a request has failed.
@@ -47,6 +48,11 @@ class Server:
     timeout: float
     api_key_env: str | None
     tries: int = TRIES  # of a request
+
+    @property
+    def is_sglang(self) -> bool:
+        """Whether it is asked in the form of SGLang, which scores a prompt of token ids nowhere else."""
+        return self.url.rstrip("/").endswith(SGLANG)
 
     @property
     def at_once(self) -> int:
@@ -84,7 +90,8 @@ class Server:
             SettingError: the server refuses the request, or `read` the last answer too, as bad input.
             StorageFailed: there was no usable answer in `tries`.
         """
-        request = self._request("completions", json.dumps({"model": self.model, **body}).encode())
+        body = body if self.is_sglang else {"model": self.model, **body}
+        request = self._request("completions", json.dumps(body).encode())
         problem: Exception | str = ""
         for number in range(self.tries):
             wait = FIRST_WAIT
@@ -126,13 +133,16 @@ class Server:
         if error.code in (401, 403):
             cure = f"let {self.setting}.api_key_env name the variable that holds the key"
         elif error.code == 404:
-            cure = "give the URL as far as /v1, of a server that has the completions API"
+            cure = "give the URL as far as /v1, of a server with the completions API, or SGLang's as far as /generate"
         else:
             cure = "correct the request, or start the server for it"
         return self.refused(f"the server refuses a request (status {error.code}: {reason})", cure)
 
     def _request(self, path: str, body: bytes | None = None) -> urllib.request.Request:
-        request = urllib.request.Request(f"{self.url.rstrip('/')}/{path}", body, {"Content-Type": "application/json"})
+        base = self.url.rstrip("/")
+        if self.is_sglang:
+            base, path = base.removesuffix(SGLANG), "v1/models" if body is None else SGLANG[1:]
+        request = urllib.request.Request(f"{base}/{path}", body, {"Content-Type": "application/json"})
         if (name := self.api_key_env) is not None:
             if not (value := os.environ.get(name, "").strip()):
                 problem, cure = "the environment has no such variable", f"set it: read -rs {name}; export {name}"

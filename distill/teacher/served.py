@@ -1,8 +1,9 @@
 """A teacher that a server has: it scores the sequences of a corpus, token by token, for the cache that stands for it.
 
 vLLM's server gives with `prompt_logprobs` the largest log-probabilities at each token of a prompt, given those before
-it, and that of the token itself. Prompts are sent as token ids: a text would be cut up anew. Documents that share a
-sequence are sent one by one, as none of them sees another.
+it, and that of the token itself; SGLang's gives them beside one another with `return_logprob`. Prompts are sent as
+token ids: a text would be cut up anew. Documents that share a sequence are sent one by one, as none of them sees
+another.
 
 Shapes: n positions, K entries kept exactly.
 """
@@ -102,21 +103,20 @@ class ServedRecorder:
 
     def _scored(self, asked: Iterable[tuple[list[int], np.ndarray]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Of prompts with places in them: the records [n] at these, and log-probabilities [n] of the tokens behind."""
-        form = {"prompt_logprobs": self.cache.layout.top_k, "max_tokens": 1, "temperature": 1.0}
+        form = _sglang if self.server.is_sglang else _vllm
         return self.server.ask_all(
-            ({"prompt": prompt, **form}, partial(self._read, prompt, places)) for prompt, places in asked
+            (form(prompt, self.cache.layout.top_k), partial(self._read, prompt, places)) for prompt, places in asked
         )
 
     def _read(self, prompt: list[int], places: np.ndarray, answer: Any) -> tuple[np.ndarray, np.ndarray]:
         """An answer to one prompt. Raises ValueError where it is none, SettingError where it has too few entries."""
-        layout, (choice,) = self.cache.layout, answer["choices"]
-        scores = choice["prompt_logprobs"]
+        layout, scores = self.cache.layout, _scores(answer)
         if len(scores) != len(prompt):
             raise ValueError(f"scores of {len(scores)} tokens for {len(prompt)}")
         ids, log_probs = np.empty((len(places), layout.top_k), np.int64), np.empty((len(places), layout.top_k + 1))
         own = np.empty(len(places))
         for number, place in enumerate(places.tolist()):
-            given = {int(token): float(one["logprob"]) for token, one in scores[place + 1].items()}
+            given = scores[place + 1]
             own[number] = given[prompt[place + 1]]
             if len(given) < layout.top_k:
                 raise SettingError(
@@ -159,6 +159,30 @@ class ServedRecorder:
                     # What is predicted at a place is the score of the token behind it; at the last one of any token.
                     prompt = row[start:end][: int(found[-1]) + 2].tolist()
                     yield prompt + prompt[:1] * (len(prompt) == int(found[-1]) + 1), found
+
+
+def _vllm(prompt: list[int], top_k: int) -> dict[str, Any]:
+    return {"prompt": prompt, "prompt_logprobs": top_k, "max_tokens": 1, "temperature": 1.0}
+
+
+def _sglang(prompt: list[int], top_k: int) -> dict[str, Any]:
+    of_prompt = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": top_k}
+    return {"input_ids": prompt, **of_prompt, "sampling_params": {"max_new_tokens": 1, "temperature": 1.0}}
+
+
+def _scores(answer: Any) -> list[dict[int, float]]:
+    """Log-probabilities by token, at each token of a prompt; none at the first. Raises TypeError and the like."""
+    if "meta_info" not in answer:
+        (choice,) = answer["choices"]
+        return [
+            {int(token): float(one["logprob"]) for token, one in (at or {}).items()} for at in choice["prompt_logprobs"]
+        ]
+    largest, owns = (answer["meta_info"][name] for name in ("input_top_logprobs", "input_token_logprobs"))
+    found = [
+        {int(token): float(value) for value, token, *_ in (*(at or ()), own) if value is not None}
+        for at, own in zip(largest, owns, strict=True)
+    ]
+    return found
 
 
 def _probes(path: Path, shape: tuple[int, ...]) -> np.ndarray:

@@ -121,11 +121,13 @@ def test_its_cache_is_that_of_the_local_model(
     assert all(isinstance(token, int) for body, _ in server.requests for token in body["prompt"])
 
 
-def test_faults_change_nothing(tmp_path: Path, tokenizer: Any, server: ModelServer) -> None:
+@pytest.mark.parametrize("sglang", [False, True])
+def test_faults_change_nothing(tmp_path: Path, tokenizer: Any, server: ModelServer, sglang: bool) -> None:
     """One answer of five is none: a status 500, too late, cut, no JSON, or of too few tokens."""
     desk, draw, kinds = Desk(tmp_path, tokenizer, packed=False), random.Random(1), set[str]()
     expected = desk.served(server, "whole")
     asked = len(server.requests)
+    where = {"url": server.sglang_url} if sglang else {}
 
     def fault(number: int) -> str:
         kind = draw.choice(FAULTS) if draw.random() < 0.2 else ""
@@ -133,7 +135,8 @@ def test_faults_change_nothing(tmp_path: Path, tokenizer: Any, server: ModelServ
         return kind
 
     server.fault = fault
-    assert desk.served(server, timeout=1.0).tobytes() == expected.tobytes()
+    assert desk.served(server, timeout=1.0, **where).tobytes() == expected.tobytes()
+    assert ("input_ids" in server.requests[-1][0]) == sglang
     assert kinds == {"", *FAULTS} and len(server.requests) - asked > 1.1 * asked
 
 
