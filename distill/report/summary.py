@@ -168,6 +168,8 @@ def against_baseline(record: Record) -> str:
     (first, conclusion), *others = concluded.items()
     title, after = in_a_sentence(described.title), _steps_beside(record.training.steps, baseline)
     after += f" at its own learning rate ({baseline.learning_rate:g})" if is_number(baseline.learning_rate) else ""
+    if is_number(baseline.sequences_per_step):
+        after += f" in steps of {count_of(baseline.sequences_per_step, 'sequence')}"
     by = f"{title} on {record.label_of(first)}, against its baseline, trained without a teacher{after}"
     lines = [f"{IN_A_SENTENCE[conclusion.word]}: {conclusion.reason} ({by})."]
     lines += [f"On {record.label_of(key)}: {other.word} ({other.reason})." for key, other in others]

@@ -21,7 +21,9 @@ from distill.runtime.errors import SettingError
 from distill.runtime.progress import counted
 
 # What a baseline shares with its student; settings of the student, and what it starts from, come beside these.
-SHARED = ("corpus.digest", "corpus.num_sequences", "corpus.order", "train.sequences_per_step", "seed", "objective.task")
+SHARED = ("corpus.digest", "corpus.num_sequences", "corpus.order", "seed", "objective.task")
+# Where both end after the same minutes, steps of another size may suit labels, as another learning rate may.
+STEP = "train.sequences_per_step"
 # An objective of labels alone, by the task; for the others it has the name of the task.
 WITHOUT_TEACHER = {"mlm_sop": "albert"}
 # Settings that a baseline may have otherwise; the report names those that differ and concludes nothing. Where only the
@@ -54,7 +56,7 @@ def find_baseline(config: Config, identity: Identity, steps: int, terms: Mapping
     if config.evaluate.baseline is None:
         return None
     record = read_run(Path(config.evaluate.baseline), "evaluate.baseline")
-    rate = record.identity.get(LEARNING_RATE)
+    rate, step = record.identity.get(LEARNING_RATE), record.identity.get(STEP)
     return Baseline(
         folder=config.evaluate.baseline,
         steps=record.training.steps,
@@ -63,6 +65,7 @@ def find_baseline(config: Config, identity: Identity, steps: int, terms: Mapping
         remarks=check_baseline(config, record, identity, steps, terms),
         same_limits=record.training.length == config.train.length,
         learning_rate=rate if rate != identity.get(LEARNING_RATE) else None,
+        sequences_per_step=step if step != identity.get(STEP) else None,
         started_from=record.student.start.source if record.student.start.new_head else None,
     )
 
@@ -112,7 +115,9 @@ def check_baseline(
     names = [name for name in names if name.startswith("student.config") or (name in before and name in now)]
     if baseline.student.start.new_head and identity.get("student.init") == "layers":
         names = [name for name in names if name != "student.digest"]  # the layers before they were fine-tuned
-    found += filter(None, (difference(name, before, now) for name in (*SHARED, *names)))
+    same_minutes = config.train.minutes is not None and baseline.training.length == config.train.length
+    names += SHARED if same_minutes else (*SHARED, STEP)
+    found += filter(None, (difference(name, before, now) for name in names))
     taken, has_fixed_steps = baseline.training.steps, config.train.minutes is None and config.train.patience is None
     if taken is not None and has_fixed_steps and taken != steps:
         found.append(f"it took {counted(taken, 'step')}, and this run takes {steps:,}")

@@ -355,6 +355,7 @@ class Baseline(Model):
     remarks: list[str] = field([], "What else differs from the run of the student.")
     same_limits: bool = field(False, "Whether both ran up to the same limits: as many minutes may be other steps.")
     learning_rate: float | None = sparse(None, "The baseline's learning rate, where it is not the student's.")
+    sequences_per_step: int | None = sparse(None, "Of the baseline's steps, where it is not the student's.")
     started_from: str | None = sparse(
         None, "The model whose layers it started from, where the student had the teacher's."
     )

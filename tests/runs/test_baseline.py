@@ -147,12 +147,20 @@ def test_a_refit_is_a_part_of_what_the_teacher_is_worth() -> None:
 def test_as_many_minutes_may_be_other_steps(tmp_path: Path) -> None:
     limits = ["train.epochs=null", "train.minutes=10"]
     config, own = composed(MAIN, *limits, f"evaluate.baseline={tmp_path}"), identity(MAIN, *limits)
-    for minutes, fair in ((10.0, True), (9.0, False)):
-        record = of(*limits)
+
+    def found(minutes: float, *settings: str) -> Baseline | None:
+        record = of(*limits, *settings)
         length = config.train.length | {"minutes": minutes}
         write_results(tmp_path / "results.json", record.changed(training=record.training.changed(length=length)))
-        found = find_baseline(config, own, 625, make_terms(config.objective))
-        assert found is not None and (doubt(found.changed(steps=900), Student(), 600) == "") is fair
+        return find_baseline(config, own, 625, make_terms(config.objective))
+
+    for minutes, fair in ((10.0, True), (9.0, False)):
+        baseline = found(minutes)
+        assert baseline is not None and (doubt(baseline.changed(steps=900), Student(), 600) == "") is fair
+    larger = found(10.0, "train.sequences_per_step=16")
+    assert larger is not None and (larger.remarks, larger.sequences_per_step) == ([], 16)
+    with pytest.raises(SettingError, match="sequences_per_step was 16 and is now 8"):
+        found(9.0, "train.sequences_per_step=16")
 
 
 def test_the_command_of_a_baseline_has_no_refit_and_no_cache_of_its_recipe() -> None:

@@ -459,7 +459,8 @@ def _baseline(run: Run, record: Record) -> list[Any]:
     baseline = record.baseline or Baseline()
     rate = baseline.learning_rate if baseline.learning_rate is not None else run.settings.get("optimizer.lr")
     ends = [run.settings.get(name) for name in ("train.minutes", "train.patience")]  # whatever steps that gives
-    return [baseline.steps if ends == [None, None] else ends, rate, baseline.remarks]
+    step = baseline.sequences_per_step or run.settings.get("train.sequences_per_step")
+    return [baseline.steps if ends == [None, None] else ends, rate, step, baseline.remarks]
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
