@@ -20,6 +20,7 @@ from tiny import loop
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import cluster, gpu, gpu_parts
+from benchmarks.acceptance import accepted
 from benchmarks.common import Results
 from benchmarks.headline import ROWS, Line
 from benchmarks.step.beside_peers import faster_by
@@ -27,6 +28,7 @@ from benchmarks.step.models import SHAPES, Work, batches, make_student, make_tea
 from benchmarks.step.training import Variant, objective_of, plain_loss, train_variant
 from benchmarks.time_to_quality import Course, contestants, reached
 from distill.config.settings import PrecisionConfig
+from distill.models.loaded import load_model
 from distill.runs.check import check
 
 ENGINES = "ddp,horovod" if find_spec("horovod") else "ddp"
@@ -51,6 +53,7 @@ SYNC = {"none", "distill window", "distill late", "distill every", "wrapper wind
 STEPS = "--shapes tiny,gpt2-tiny --accumulate 2 --rounds 1 --rows masked --only"
 PERPLEXITY = "perplexity --cases bundled-teacher --rows 1 --length 32 --rounds 1"
 PEERS = "peers --teacher TEACHER --layers 0,2 --sequences 20 --length 16 --batch 2 --formats fp32 --quality 0.01"
+SUMS = "--seeds 1 --steps 6 --minutes 0.01 --work RUNS"
 SMALL = [
     ("exchange.py", f"sync {EXCHANGE}", "sync", SYNC),
     ("exchange.py", f"rings {EXCHANGE} --rings 1,2", "rings", {"1", "2", "2 bf16"}),
@@ -60,12 +63,14 @@ SMALL = [
     ("step/__main__.py", "objective --shapes 32x200x16x16 --rounds 1", "path", {"plain", "fused", "compiled"}),
     ("step/__main__.py", PERPLEXITY, "path", {"plain", "distill", "distill bf16"}),
     ("step/__main__.py", PEERS, "step", {"distill fp32", "teacher", "student before training"}),
+    ("step/__main__.py", f"{PEERS} --on-policy", "step", {"distill fp32", "teacher", "student before training"}),
+    ("sums.py", f"{SUMS} sequence-level on-policy", "way", {"teacher", "start", "sequence-level", "on-policy"}),
     ("headline.py", "time --work RUNS --quick --turns 1", "recipe", {None, "example", "distill"}),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("script", "arguments", "column", "values"), SMALL, ids=[each[1].split()[0] for each in SMALL])
+@pytest.mark.parametrize(("script", "arguments", "column", "values"), SMALL, ids=[each[1] for each in SMALL])
 def test_a_script_in_small(script: str, arguments: str, column: str, values: set[Any], tmp_path: Path) -> None:
     places = {"BOOKS": library(tmp_path / "books", 3), "RUNS": tmp_path / "runs"}
     places["TEACHER"] = save_model(tmp_path / "teacher", "llama", 3)
@@ -127,6 +132,20 @@ def test_the_best_tuned_example_is_named_with_its_time_to_each_target() -> None:
     assert not any("tuned 0" in line["recipe"] for line in lines)
     of_row = SHAPES["bundled"].operations(2048) / 16 / 1e12
     assert by_name["the end of example", "example"]["teraoperations"] == pytest.approx(300 * of_row)
+
+
+def test_what_a_teacher_accepts_of_a_draft(tmp_path: Path) -> None:
+    """All of its own tokens; of another model's at each token the sum of the smaller probabilities."""
+    teacher, draft = (load_model(save_model(tmp_path / f"{n}", "llama", n), "cpu") for n in (1, 2))
+    texts = [{"prompt": "the cat", "completion": " and the end"}, {"prompt": "an end", "completion": " of it"}]
+    assert accepted(teacher, teacher, texts) == pytest.approx([100.0, 100.0])
+    ids = [teacher.tokenizer(texts[1][part]).input_ids for part in ("prompt", "completion")]
+    read = torch.tensor([[*ids[0], *ids[1]]])
+    with torch.no_grad():
+        p, q = (one.model(input_ids=read).logits[0].softmax(-1) for one in (teacher, draft))
+    expected = [float(p[at].minimum(q[at]).sum()) for at in range(len(ids[0]) - 1, read.shape[1] - 1)]
+    found = accepted(teacher, draft, texts)
+    assert found[1] == pytest.approx(100 * sum(expected) / len(expected)) and max(found) < 99
 
 
 def test_a_peer_is_compared_in_turns() -> None:

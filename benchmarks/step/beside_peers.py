@@ -5,11 +5,15 @@
         --extra-index-url https://download.pytorch.org/whl/cpu
     python -m benchmarks.step peers --peers PEERS/bin/python
     python -m benchmarks.step peers --peers PEERS/bin/python --formats bf16 --quality 600
+    python -m benchmarks.step peers --peers PEERS/bin/python --formats bf16 --only 'l$' --on-policy
 
 The pair is SmolLM2-135M-Instruct (`teacher=smollm2`, whose packages `docs/how-to/students.md` names) and a student of
 20 of its 30 layers. The loss is the forward divergence alone, at temperature 1. Distill's step is that of a run, and
 the others are in `trl_steps.py`. Each has a process of its own. Memory is the peak of a process after two steps that
 warm up. bf16 is autocast with fp32 weights, but for the teacher's: all keep them in bf16, as its file has them.
+
+With --on-policy the student writes the second half of each sequence, and learns from that alone, as GKDTrainer does
+with lmbda=1.
 
 With --quality they take turns until each has had so many seconds of steps, and are then scored: perplexity on held-out
 sequences.
@@ -35,6 +39,7 @@ from benchmarks.step.models import Work, matrix_rate, pair_operations, whole_seq
 from benchmarks.step.training import Plan, train_by_plan
 from benchmarks.step.turns import SEQUENCES, STUDENT, TEACHER, Over, PeerJob, Turns, Worker, take_turns
 from distill.config import HERE
+from distill.config.objective import OnPolicyConfig
 from distill.config.settings import ObjectiveConfig, OptimizerConfig, PrecisionConfig, StudentConfig, TeacherConfig
 from distill.data.sources.gutenberg import books
 from distill.models.kind import CAUSAL
@@ -58,6 +63,9 @@ def train(job: PeerJob, turns: Turns) -> Any:
     optimizer = OptimizerConfig(lr=job.lr, clip=job.clip, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
     precision = PrecisionConfig(student=job.format, teacher=job.format)
     plan = Plan(objective, precision, optimizer=optimizer, schedule=Constant(warmup=0.0))
+    if count := job.new_tokens:
+        sizes = {"max_new_tokens": count, "prompt_tokens": count, "group_size": job.batch_size}
+        plan = plan._replace(on_policy=OnPolicyConfig(fraction=1.0, **sizes))
     with suppress(Over):
         train_by_plan(source, pair, plan, source.steps_per_epoch, turns.after_step)
     return pair[1]
@@ -107,7 +115,7 @@ def perplexity(model: nn.Module, rows: np.ndarray) -> float:
 def measure(format: str, folder: Path, options: argparse.Namespace, results: Results) -> None:
     """All losses in one format take turns, and between the rounds the matrix rate is measured."""
     losses = [loss for loss in LOSSES if re.search(options.only, loss)]
-    sizes = options.batch, options.threads, options.lr, options.clip
+    sizes = options.batch, options.threads, options.lr, options.clip, options.on_policy * options.length // 2
     jobs = [PeerJob(folder, loss, format, *sizes) for loss in losses]
     workers = []
     for job in jobs:
@@ -143,7 +151,7 @@ def measure(format: str, folder: Path, options: argparse.Namespace, results: Res
             step=f"{job.loss} {format}",
             tokens_per_second=tokens / statistics.median(own),
             **(faster_by(seconds[0], own) if job is not jobs[0] and losses[0] == "distill" else {}),
-            of_the_floor=work / statistics.median(rates) / statistics.median(own),
+            of_the_floor=None if options.on_policy else work / statistics.median(rates) / statistics.median(own),
             peak_gb=ended.peak / 1e9,
             above_weights_and_moments_gb=(ended.peak - state) / 1e9,
             **scores,
@@ -163,6 +171,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--formats", default="fp32,bf16")
     parser.add_argument("--only", default="", help=f"of {', '.join(LOSSES)}: those that this regular expression finds")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--on-policy", action="store_true", help="learn from what the student writes")
     parser.add_argument("--quality", type=float, metavar="SECONDS", help="of steps that each one trains")
     parser.add_argument("--teacher", default="smollm2", help="a folder, or a name that teacher.path takes")
     parser.add_argument("--layers", default=",".join(map(str, LAYERS)), help="of the teacher, for the student")

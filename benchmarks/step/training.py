@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import cosine_embedding_loss, cross_entropy, kl_div
 
+from distill.config.objective import OnPolicyConfig
 from distill.config.settings import (
     BackendConfig,
     Config,
@@ -26,6 +27,7 @@ from distill.config.settings import (
 )
 from distill.data.batch import Batch
 from distill.data.batches import Batches
+from distill.data.collate.clm import CausalLM
 from distill.distributed import gradient_sync
 from distill.distributed.single import Single
 from distill.models.precision import autocast
@@ -36,6 +38,7 @@ from distill.optim.schedules.constant import Constant
 from distill.runs.checkpoint import Checkpoints
 from distill.runs.facts import HistoryPoint
 from distill.runs.learning import Learner
+from distill.runs.on_policy import OnPolicy
 from distill.runs.run import Run
 from distill.runs.setup import setup_student, setup_teacher
 from distill.runs.state import State
@@ -86,6 +89,7 @@ class Plan(NamedTuple):
     num_positions: int = 10**9  # of the run: where there are many the objective is compiled
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: Schedule = Constant()
+    on_policy: OnPolicyConfig | None = None  # of texts that no token ends
 
 
 def objective_of(rows: str, task: str = "mlm") -> ObjectiveConfig:
@@ -113,7 +117,11 @@ def train_by_plan(source: Batches, pair: tuple[Any, Any], plan: Plan, steps: int
         nothing: Any = None
         run = Run(Config(train=length), {}, nothing, nothing, of_data, objective, {}, None, of_folder, ranks)
         nowhere: Any = NoEvaluation()
-        train(Training(run, learner, LiveTeacher(frozen), State(), (CallAfterStep(after_step),), nowhere, None))
+        writer = None
+        if plan.on_policy is not None and isinstance(source.collator, CausalLM):
+            of_step = source, source.collator, trainable.student
+            writer = OnPolicy(plan.on_policy, *of_step, ends=frozenset(), vocab=vocabulary, ranks=ranks)
+        train(Training(run, learner, LiveTeacher(frozen), State(), (CallAfterStep(after_step),), nowhere, writer))
 
 
 def train_variant(source: Batches, pair: tuple[Any, Any], variant: Variant, steps: int, after_step: AfterStep) -> None:

@@ -2,7 +2,8 @@
 
 All three run in the loop of TRL's GKDTrainer, that of transformers, with AdamW, clipping and a constant learning rate:
 
-* `trl`: GKDTrainer with beta=0, the forward divergence from full logits, and no sequences of the student's own;
+* `trl`: GKDTrainer with beta=0, the forward divergence from full logits, and no sequences of the student's own, or,
+  on-policy, with lmbda=1, completions alone;
 * `trl-chunked`: the loss of TRL's DistillationTrainer, which makes logits in tiles and makes them again in the backward
   pass. That trainer learns from sequences that the student generates, so its loss is called here on given ones;
 * `distillkit`: DistillKit's `kl` on dense logits of a teacher that runs beside the student, written anew for this
@@ -93,11 +94,13 @@ class AfterStep(TrainerCallback):
 
 
 def collate(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
-    """Sequences without padding, [B, S]; the first token of each is nobody's target."""
+    """Sequences without padding, [B, S]; the first token of each is nobody's target, and the first half a prompt."""
     ids = torch.tensor([row["input_ids"] for row in rows])
     labels = ids.clone()
     labels[:, 0] = -100
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+    prompts = ids[:, : ids.shape[1] // 2].clone()
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+    return batch | {"prompts": prompts, "prompt_attention_mask": torch.ones_like(prompts)}
 
 
 def trainer_of(
@@ -135,6 +138,7 @@ def train(job: PeerJob, turns: Turns) -> Any:
     pair = model_of(job.folder / TEACHER, FORMATS[job.format]), model_of(job.folder / STUDENT, torch.float32)
     rows, tokenizer = np.load(job.folder / SEQUENCES), AutoTokenizer.from_pretrained(job.folder / TEACHER)
     settings = {"use_cpu": True, "bf16": job.format == "bf16", "learning_rate": job.lr, "max_grad_norm": job.clip}
+    settings |= {"lmbda": 1.0, "max_new_tokens": job.new_tokens} if job.new_tokens else {}
     with TemporaryDirectory() as folder:
         settings |= {"output_dir": folder, "per_device_train_batch_size": job.batch_size}
         trainer = trainer_of(LOSSES[job.loss], pair, rows, tokenizer, turns.after_step, **settings)

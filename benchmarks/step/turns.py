@@ -36,6 +36,7 @@ class PeerJob(NamedTuple):
     threads: int
     lr: float
     clip: float  # largest norm of the gradient
+    new_tokens: int  # that the student writes behind the first half of each sequence; 0: it learns from all of it
 
 
 class Over(Exception):
