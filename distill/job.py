@@ -140,7 +140,7 @@ def make_run(config: Config, folder: RunFolder) -> Run:
     check_best(config, steps, data.batches.steps_per_epoch)
     digests = {**pair.digests, "corpus": data.tokens.digest}
     identity = run_identity(config, digests, data.batches, steps, data.sets)
-    if start_is_open(config.student):
+    if start_is_open(config.student, layers):
         config, layers, refitted = find_start(config, task, teachers, layers, data.batches, ranks)
         pair = make_pair(config, task, terms, teachers, layers, ranks, refitted)
     baseline = find_baseline(config, identity, steps, terms)

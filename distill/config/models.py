@@ -18,7 +18,7 @@ LAYERS = ("auto", "every_second", "even", "first")  # what chooses layers of the
 # The values of `student.init` that read a setting; all others read it, too.
 READ_BY: dict[str, tuple[str, ...]] = {
     "architecture": ("layers", *NEW),
-    **dict.fromkeys(("layers", "num_layers", "search_seconds", "refit"), ("layers",)),
+    **dict.fromkeys(("layers", "num_layers", "search_seconds", "intermediate_size", "refit"), ("layers",)),
     **dict.fromkeys(("path", "trust_remote_code"), ("pretrained",)),
 }
 # Of a server: no login, which would be taken for the host, no query, which would stand before what is asked for.
@@ -182,9 +182,13 @@ class StudentConfig(Part):
     search_seconds: float | None = setting(
         None, "The longest search of layers=auto; null: no limit.", unit="seconds", ge=1, le=1e6
     )
+    intermediate_size: int | None = setting(
+        None, "Neurons of the teacher's MLPs that stay, those that add most to its states; null: all.", ge=1, le=10**7
+    )
     # `auto` refits causal students of families that are known.
     refit: bool | Literal["auto"] = setting(
-        False, "Fit blocks before missing layers to the teacher's states, by least squares: true, false or auto."
+        False,
+        "Fit blocks with fewer neurons or layers behind them to the teacher, by least squares: true, false, auto.",
     )
     path: LocalPath | None = setting(None, "Folder of a model or run, or name on the Hub; weights for a callable.")
     trust_remote_code: bool = setting(False, "Let transformers run code of the model's repository.")

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from distill.config.settings import StudentConfig
 from distill.models.blocks import block_list
+from distill.models.mlp import WIDTHS, take_neurons, width_of
 from distill.runtime.errors import SettingError
 from distill.runtime.progress import counted
 
@@ -101,9 +102,27 @@ def student_fields(settings: StudentConfig, teacher: Any, chosen: list[int]) -> 
             + (" or distilbert" if family == "bert" else "")
             + ": set student.architecture=same"
         )
+    if settings.intermediate_size is not None:
+        fields |= {_width_field(settings, teacher): settings.intermediate_size}
     if fields.get("attention_types"):  # of GPT-Neo: they count the layers, too
         fields["attention_types"] = [[[kind], 1] for kind in fields["attention_layers"]]
     return fields | {name: len(chosen) for name in NUM_LAYERS if name in fields}
+
+
+def _width_field(settings: StudentConfig, teacher: Any) -> str:
+    """What the teacher's configuration calls the neurons of an MLP. Raises SettingError where it cannot have fewer."""
+    width, field = width_of(teacher), next((name for name in WIDTHS if name in teacher.config.to_dict()), None)
+    problem, cure = "", "leave it out"
+    if width is None or field is None or block_prefix(teacher) is None:
+        problem = f"the MLPs of a {type(teacher).__name__} are not known"
+    elif settings.architecture not in ("same", teacher.config.model_type):
+        problem = f"with student.architecture={settings.architecture}"
+    elif settings.intermediate_size is None or settings.intermediate_size >= width:
+        problem, cure = f"the teacher's MLPs have {width:,} neurons", "give fewer, or leave it out"
+    if problem or field is None:
+        size = settings.intermediate_size
+        raise SettingError(problem, setting="student.intermediate_size", value=size, cure=cure)
+    return field
 
 
 def copy_layers(
@@ -117,6 +136,10 @@ def copy_layers(
     weights = _take_layers(teacher, chosen)
     if student.config.model_type != teacher.config.model_type:
         weights = _bert_to_distilbert(weights)
+    if settings.intermediate_size is not None:  # the first neurons, until `distill.models.width` has chosen
+        kept, width = torch.arange(settings.intermediate_size), width_of(teacher)
+        assert width is not None, "the student was made"
+        weights = take_neurons(weights, student.state_dict(), kept, width)
     try:
         missing, unexpected = student.load_state_dict(weights, strict=False, assign=alias)
         if alias:

@@ -29,18 +29,24 @@ from distill.models.blocks import block_list, depth_of
 from distill.models.kind import ModelKind
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.models.layers import block_prefix
+from distill.models.mlp import projection_of
 from distill.models.precision import at_least_fp32
 from distill.models.student import from_layers
 from distill.runtime.errors import SettingError
 
 PENALTY = 0.1  # lambda, of the mean diagonal: 0.01 was worse by 1 % on books and 3 % on other text
 TOP = 0.8  # of the layers: a gap behind it stays, where a refit gained nothing on books and lost on other text
-# Names in blocks of transformers: of the projection that ends an MLP, and of a post-norm family's norm of the sum.
-PROJECTIONS = (
-    "output.dense", "ffn.lin2", "mlp.down_proj", "mlp.c_proj", "mlp.Wo", "mlp.dense_4h_to_h", "mlp.fc2", "fc2",
-)  # fmt: skip
+# Names in blocks of transformers of a post-norm family's norm of the sum.
 NORMS = ("output.LayerNorm", "output_layer_norm")
 LINEAR = 1e-2  # the part of what a projection adds to the sum that may be no multiple of its output
+
+
+class Start(NamedTuple):
+    """What a student begins with: layers of its teacher, and weights by name that are not the teacher's."""
+
+    settings: StudentConfig
+    chosen: list[int]
+    weights: dict[str, Tensor]
 
 
 class Fitted(NamedTuple):
@@ -60,26 +66,26 @@ def gaps_of(chosen: list[int], teacher: Any) -> list[tuple[int, int]]:
     return [(block, end) for block, (layer, end) in ends if end > layer + 1 and layer < TOP * depth]
 
 
-def refit(
-    settings: StudentConfig, teacher: Any, chosen: list[int], kind: ModelKind, precision: str, batches: list[Batch]
-) -> Iterator[Fitted]:
-    """Close the gaps of a student that starts from the chosen layers, in order; no weight of the teacher changes.
+def refit(start: Start, teacher: Any, kind: ModelKind, precision: str, batches: list[Batch]) -> Iterator[Fitted]:
+    """Close the gaps of a student, in order; no weight of the teacher changes.
 
     `precision` is that of the forwards: products are in fp32, and solved in fp64. The batches are on its device.
 
     Raises:
         SettingError: the family is not known, or states are not finite.
     """
-    made: dict[str, Tensor] = {}
+    settings, chosen, narrowed = start
+    made = dict(narrowed)
 
-    def cut(layers: list[int]) -> LanguageModel:
+    def cut(settings: StudentConfig, layers: list[int]) -> LanguageModel:
         model = from_layers(settings, teacher, layers, kind, alias=True)
         return LanguageModel(model.to(batches[0].ids.device).eval(), precision)
 
     for block, end in gaps_of(chosen, teacher):
-        student = cut(chosen[: block + 1])
+        student = cut(settings, chosen[: block + 1])
         student.model.load_state_dict(made, strict=False, assign=True)
-        weights, before, after = fit(student, cut([*range(end)]), batches)
+        whole = cut(settings.changed(intermediate_size=None), [*range(end)])
+        weights, before, after = fit(student, whole, batches)
         prefix = f"{block_prefix(student.model)}{block}."
         fitted = Fitted(block, end, {prefix + name: weight for name, weight in weights.items()}, before, after)
         made |= fitted.weights
@@ -142,8 +148,7 @@ def solve(gram: Tensor, moment: Tensor, old: Tensor, penalty: float) -> Tensor:
 def last_block(model: Any) -> tuple[Any, str, str | None]:
     """A model's last block, and the names in it of its MLP's last projection and of a post-norm family's norm."""
     block = block_list(model.base_model, depth_of(model))[-1]
-    modules = dict(block.named_modules())
-    name = next((name for name in PROJECTIONS if isinstance(modules.get(name), nn.Linear | Conv1D)), None)
+    modules, name = dict(block.named_modules()), projection_of(block)
     if name is None:
         raise _refused(f"no projection that is known ends a block of a {type(model).__name__}")
     return block, name, next((norm for norm in NORMS if norm in modules), None)

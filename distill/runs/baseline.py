@@ -112,7 +112,8 @@ def check_baseline(
         if isinstance(here, list) and layers and layers != here:
             found.append(f"its student started from layers {layers}, and this one starts from {here}")
     # A setting that one of two kinds of student does not have is not compared; fields of a configuration are.
-    names = [name for name in names if name.startswith("student.config") or (name in before and name in now)]
+    shapes = ("student.config", "student.intermediate_size")
+    names = [name for name in names if name.startswith(shapes) or (name in before and name in now)]
     if baseline.student.start.new_head and identity.get("student.init") == "layers":
         names = [name for name in names if name != "student.digest"]  # the layers before they were fine-tuned
     same_minutes = config.train.minutes is not None and baseline.training.length == config.train.length

@@ -210,6 +210,7 @@ def _start(config: Config, pair: Pair) -> facts.Start:
         layers=layers,
         new_head=None if pair.kind.vocabulary or first_teacher.has_head else True,
         search=facts.LayerSearch.model_validate(search) if "teacher" in search else None,  # else nothing was searched
+        neurons=facts.Neurons.model_validate(search["neurons"]) if search.get("neurons") else None,
         refit=facts.Refit.model_validate(search["refit"]) if search.get("refit") else None,
     )
 

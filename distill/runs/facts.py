@@ -185,6 +185,15 @@ class Refit(Part):
     seconds: float | None = field(None, "How long it took; not part of the training's.")
 
 
+class Neurons(Part):
+    """What `student.intermediate_size` has kept of each MLP. Errors are relative to what the MLPs add, and means."""
+
+    kept: int | None = field(None, "How many.")
+    of: int | None = field(None, "Of how many.")
+    before: float | None = field(None, "Error of the neurons as copied.")
+    after: float | None = field(None, "Error once they were refitted.")
+
+
 class Start(Part):
     """What the student was before its first step."""
 
@@ -194,6 +203,7 @@ class Start(Part):
     layers: list[Any] = sparse([], "Layers of the teacher.")
     new_head: bool | None = sparse(None, "True where the teacher had not been fine-tuned for the task.")
     search: LayerSearch | None = sparse(None, "How `student.layers=auto` has found them.")
+    neurons: Neurons | None = sparse(None, "What was kept of their MLPs.")
     refit: Refit | None = sparse(None, "What `student.refit` has changed in them.")
 
 

@@ -69,7 +69,7 @@ def run_identity(
         name: value
         for name, value in flatten(config.compared).items()
         if name.split(".")[0] not in GROUPS_IGNORED and name not in SETTINGS_IGNORED
-        if name != "student.refit" or value  # which runs from before it do not have
+        if name not in ("student.refit", "student.intermediate_size") or value  # which older runs do not have
         if name != "student._target_" or not str(value).startswith(PREFIX)  # its digest is there
         if not (name.startswith("objective.") and name.split(".")[1] in weightless)
     }

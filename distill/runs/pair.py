@@ -86,7 +86,7 @@ class Pair(Teachers):
         student: None while its layers are still to be chosen, or blocks of it to be refitted.
         kind: of the student.
         terms: of the loss, fitted to these models.
-        layers: that student.layers=auto has chosen, and how, and as `refit` what student.refit did; for layers.json.
+        layers: that student.layers=auto has chosen, and how, with `neurons` and `refit` as `facts.Start` has them.
         skeleton: the student without its weights, where these are sharded over ranks.
         trained_head: whether the student's head was trained, by a loss or before the run.
     """
@@ -193,7 +193,7 @@ def make_pair(
     if refitted:
         student.load_state_dict(refitted, strict=False, assign=True)  # some of its tensors may be the teacher's own
     digests, skeleton = teachers.digests | _digests_of_student(config, student), None
-    is_open = start_is_open(config.student)
+    is_open = start_is_open(config.student, layers)
     if not is_open:
         kinds = task.teacher_kind(config.student), task.kind
         skeleton = shard_models(ranks, teachers.teachers, student, kinds, config.corpus.sequence_length)
@@ -253,9 +253,10 @@ def find_start(
     """
     if layers_are_open(config.student):
         prediction = Prediction(task.kind, task.labels[0], teachers.vocabulary, config.precision.student)
-        layers = find_layers(config.student, teachers.first, prediction, batches, ranks)
+        of_search = config.student.changed(intermediate_size=None)
+        layers = find_layers(of_search, teachers.first, prediction, batches, ranks)
         config = with_layers(config, layers)
-    if not config.student.refit:
+    if not start_is_open(config.student, layers):
         return config, layers, {}
     found, weights = refit_student(config, task.kind, teachers.first, batches, ranks)
     if found:

@@ -116,8 +116,9 @@ class RunFolder:
             begun, formats = results.student.start, results.precision
             with suppress(SettingError, OSError, ValueError, KeyError):  # it may be damaged, and there may be none
                 formats = read_record(self.checkpoints.newest() or self.path)["precision"]
-            refit = {} if begun.refit is None else {"refit": begun.refit.model_dump()}
-            layers = (begun.search or begun).model_dump() | refit if begun.layers else None
+            made = {"neurons": begun.neurons, "refit": begun.refit}
+            of_layers = {name: part.model_dump() for name, part in made.items() if part is not None}
+            layers = (begun.search or begun).model_dump() | of_layers if begun.layers else None
             return {"formats": formats, "layers": layers}
 
         def of_checkpoint() -> dict[str, Any]:

@@ -52,7 +52,7 @@ def resolve_auto(
     if layers_are_open(config.student):
         layers = known or _known_layers(config)
         config = config if layers is None else with_layers(config, layers)
-    elif known and known.get("refit"):
+    elif known and (known.get("refit") or known.get("neurons")):
         layers = known
     if recorded and config.student.refit:  # its weights are those of a checkpoint
         config = without_refit(config)
@@ -64,9 +64,10 @@ def layers_are_open(student: StudentConfig) -> bool:
     return student.from_layers and student.layers == AUTO
 
 
-def start_is_open(student: StudentConfig) -> bool:
-    """Whether weights that it starts from are still to be found, on text."""
-    return layers_are_open(student) or (student.from_layers and bool(student.refit))
+def start_is_open(student: StudentConfig, layers: dict[str, Any] | None) -> bool:
+    """Whether weights that it starts from are still to be found, on text; `layers` as `Pair` has them."""
+    is_narrowed = student.intermediate_size is None or bool((layers or {}).get("neurons"))
+    return layers_are_open(student) or (student.from_layers and (bool(student.refit) or not is_narrowed))
 
 
 def with_layers(config: Config, layers: dict[str, Any]) -> Config:

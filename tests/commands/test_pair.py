@@ -147,6 +147,8 @@ def test_what_does_not_fit(folders: dict[str, Path], tmp_path: Path) -> None:
     for models, options, line in (
         ((teacher, teacher), {"layers": [0]}, r"layers and num_layers are for a student from the teacher's layers"),
         ((teacher, StudentConfig(layers="auto")), {}, r"layers=auto scores sequences of a corpus"),
+        ((teacher, StudentConfig(refit=True)), {}, r"student.refit=True: reads sequences of a corpus"),
+        ((teacher, StudentConfig(intermediate_size=8)), {}, r"student.intermediate_size=8: reads sequences"),
         ((tmp_path / "nothing",), {}, r"teacher=.*nothing does not load"),
         ((teacher, folders["gpt2"]), {}, r"student\.path=.*: a masked language model needs"),
         ((both, both), {}, r"student is the very model of the teacher"),

@@ -14,7 +14,7 @@ from distill.data.batch import Batch
 from distill.models import kind
 from distill.models.blocks import block_list
 from distill.models.language_model import LanguageModel
-from distill.models.refit import fit, gaps_of, last_block, refit
+from distill.models.refit import Start, fit, gaps_of, last_block, refit
 from distill.models.student import from_layers
 from distill.runtime.errors import SettingError
 
@@ -54,7 +54,7 @@ def test_blocks_before_gaps_give_what_the_next_block_reads_in_the_teacher(family
     teacher = teacher_of(family)
     before = {name: weight.clone() for name, weight in teacher.state_dict().items()}
     made, errors = dict[str, Tensor](), list[tuple[float, float]]()
-    for one in refit(SETTINGS, teacher, CHOSEN, kind_of(family), "fp32", batches()):
+    for one in refit(Start(SETTINGS, CHOSEN, {}), teacher, kind_of(family), "fp32", batches()):
         made |= one.weights
         errors.append((one.before, one.after))
     assert all(torch.equal(weight, before[name]) for name, weight in teacher.state_dict().items())
@@ -114,8 +114,8 @@ def test_what_is_left_alone_and_what_is_refused() -> None:
         with pytest.raises(
             SettingError, match=f"student.refit=true: .*{family[:6].title()}.*leave it at false"
         ) as error:
-            list(refit(SETTINGS, teacher_of(family), CHOSEN, kind.CAUSAL, "fp32", batches(16)))
+            list(refit(Start(SETTINGS, CHOSEN, {}), teacher_of(family), kind.CAUSAL, "fp32", batches(16)))
         assert "\n" not in str(error.value)
     llama.model.layers[0].mlp.down_proj.weight.data.fill_(float("nan"))
     with pytest.raises(SettingError, match="not finite"):
-        list(refit(SETTINGS, llama, CHOSEN, kind.CAUSAL, "fp32", batches(16)))
+        list(refit(Start(SETTINGS, CHOSEN, {}), llama, kind.CAUSAL, "fp32", batches(16)))

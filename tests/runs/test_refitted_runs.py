@@ -1,4 +1,4 @@
-"""student.refit in runs: the same bits again, after a kill, on all ranks; what the record says; when it is left out."""
+"""student.refit and student.intermediate_size in runs: the same bits after a kill and on all ranks; the record."""
 
 import json
 from pathlib import Path
@@ -20,6 +20,7 @@ from distill.runs.refit import refit_student
 from distill.runtime.errors import SettingError
 
 REFIT = ("student.refit=true", "train.epochs=1")
+NARROW = ("student.architecture=same", "student.intermediate_size=24", "train.epochs=1")
 
 
 @pytest.fixture(scope="module")
@@ -60,25 +61,48 @@ def test_the_same_bits_again_and_after_a_kill_before_or_behind_a_checkpoint(
     assert shelf.run(behind, "train.epochs=1") == 2  # a copy now
 
 
-def refitted_on(backend: str, family: str, refit: Any) -> tuple[dict[str, Any], dict[str, torch.Tensor], Any]:
+@pytest.mark.parametrize("fits", ["true", "false"])
+def test_a_run_with_fewer_neurons_goes_on_after_a_kill(shelf: Shelf, lines: list[str], fits: str) -> None:
+    narrow, folder = (*NARROW, f"student.refit={fits}"), shelf.root / f"narrow-{fits}"
+    assert shelf.run(folder, *narrow) == 0
+    start, stored = results(folder)["student"]["start"], json.loads((folder / "layers.json").read_text())
+    neurons = start["neurons"]
+    assert neurons == stored["neurons"] and (neurons["kept"], neurons["of"]) == (24, 64)
+    assert ("refit" in start) == (fits == "true") == (neurons["after"] is not None)
+    assert neurons["after"] is None or neurons["after"] < neurons["before"]
+    assert json.loads((folder / "student" / "config.json").read_text())["intermediate_size"] == 24
+    assert any("choosing 24 of" in line for line in lines)
+    for leave in (-99, -1):
+        lines.clear()
+        again = interrupted(folder, shelf.root / f"narrow-{fits}{leave}", leave=leave)
+        assert shelf.run(again, *narrow) == 0
+        assert_same(again, folder)
+        assert results(again)["student"]["start"]["neurons"]["before"] == pytest.approx(neurons["before"])
+        assert any("choosing 24 of" in line for line in lines) == (leave == -99)
+    assert shelf.run(folder, *narrow, "student.intermediate_size=23") == 2
+
+
+def refitted_on(
+    backend: str, family: str, refit: Any, size: int | None = None
+) -> tuple[dict[str, Any], dict[str, torch.Tensor], Any]:
     """What a rank gets, and the teacher's next random number."""
     tokenizer, teacher = make_tokenizer(), make_family(family, **depth_fields(family, 5)).requires_grad_(False)
     tokenizer.bos_token, tokenizer.eos_token = "[CLS]", "[SEP]"
     batches = make_batches(make_rows(24), CausalLM(causal_format(tokenizer), packed=True), batch_size=5)
-    config = Config(student=StudentConfig(layers=[0, 2], refit=refit, dropout=0.0))
+    config = Config(student=StudentConfig(layers=[0, 2], refit=refit, dropout=0.0, intermediate_size=size))
     torch.manual_seed(7)
     with join_ranks(BackendConfig(name=backend, device="cpu")) as ranks:
         found, weights = refit_student(config, MASKED if family == "bert" else CAUSAL, teacher, batches, ranks)
     return found, weights, torch.rand(1)
 
 
-@pytest.mark.parametrize("backend", ["ddp", "fsdp"])
-def test_all_ranks_get_the_same_weights(backend: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("backend", "size"), [("ddp", None), ("fsdp", None), ("fsdp", 20)])
+def test_all_ranks_get_the_same_weights(backend: str, size: int | None, tmp_path: Path) -> None:
     alone, (one, other) = (
-        refitted_on("single", "llama", True),
-        run_ranks(2, tmp_path, refitted_on, backend, "llama", True),
+        refitted_on("single", "llama", True, size),
+        run_ranks(2, tmp_path, refitted_on, backend, "llama", True, size),
     )
-    assert len(alone[1]) == 2 and alone[0]["refit"]["tokens"] == 24 * 12
+    assert len(alone[1]) == (2 if size is None else 18) and alone[0]["refit"]["tokens"] == 24 * 12
     for found in (one, other):
         assert found[1].keys() == alone[1].keys() and found[0] == one[0] and found[2] == alone[2]
         assert all(torch.equal(weight, one[1][name]) for name, weight in found[1].items())
@@ -97,5 +121,8 @@ def test_auto_is_for_causal_students_of_known_families() -> None:
     assert refitted_on("single", "llama", "auto")[1]
     assert refitted_on("single", "bert", "auto")[:2] == ({}, {})
     assert refitted_on("single", "gemma2", "auto")[:2] == ({}, {})
+    found, _, _ = refitted_on("single", "gemma2", "auto", 20)  # whose narrow blocks are fitted by themselves
+    assert found["neurons"]["after"] < found["neurons"]["before"] and found["refit"]["blocks"] == []
+    assert refitted_on("single", "bert", "auto", 20)[0]["neurons"]["after"] is None
     with pytest.raises(SettingError, match=r"^student\.refit=true: a Gemma2ForCausalLM .*; leave it at false$"):
         refitted_on("single", "gemma2", True)

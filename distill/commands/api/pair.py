@@ -288,6 +288,10 @@ def _student_settings(student: Any, layers: str | Sequence[int] | None, num_laye
         student = parse(StudentConfig, _settings_of(student, learns=True), "student")
     if student.from_layers and student.layers == AUTO:
         raise SettingError("layers=auto scores sequences of a corpus, and there is none here: give numbers or a rule")
+    if student.from_layers and (of_text := student.given("refit", "intermediate_size")):
+        name, value = next(iter(of_text.items()))
+        problem, cure = "reads sequences of a corpus, and there is none here", "leave it out, or call distill.distill"
+        raise SettingError(problem, setting=f"student.{name}", value=value, cure=cure)
     return student
 
 
