@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TAKEN = {
     *("epoch", "step", "steps", "tokens", "seconds", "loss", "name", "parameters", "bytes", "tokens_per_second"),
     *("folder", "history", "objective", "cache", "perplexity", "pseudo_perplexity", "bits_per_byte", "bootstrap"),
-    *("members", "origin", "start", "published", "remarks", "learning_rate", "gap_closed"),
+    *("members", "origin", "start", "published", "remarks", "learning_rate", "sequences_per_step", "gap_closed"),
     *("conclusions", "same_limits", "started_from"),
 }
 CURE = (

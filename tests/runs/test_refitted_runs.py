@@ -112,9 +112,14 @@ def test_all_ranks_get_the_same_weights(backend: str, size: int | None, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["ddp", "fsdp"])
-def test_ranks_train_the_student_of_one_process(backend: str, shelf: Shelf, refitted: Path, tmp_path: Path) -> None:
-    shelf.run_alone(tmp_path, *REFIT, f"backend={backend}", "backend.processes=2", "train.accumulate=1")
-    assert_alike(tmp_path, refitted)
+@pytest.mark.parametrize("start", [REFIT, (*NARROW, "student.refit=true")], ids=["refit", "narrow"])
+def test_ranks_train_the_student_of_one_process(
+    backend: str, start: tuple[str, ...], shelf: Shelf, tmp_path: Path
+) -> None:
+    alone = tmp_path / "alone"
+    assert shelf.run(alone, *start) == 0
+    shelf.run_alone(tmp_path / "ranks", *start, f"backend={backend}", "backend.processes=2", "train.accumulate=1")
+    assert_alike(tmp_path / "ranks", alone)
 
 
 def test_auto_is_for_causal_students_of_known_families() -> None:
