@@ -111,18 +111,18 @@ def student_fields(settings: StudentConfig, teacher: Any, chosen: list[int]) -> 
 
 def _width_field(settings: StudentConfig, teacher: Any) -> str:
     """What the teacher's configuration calls the neurons of an MLP. Raises SettingError where it cannot have fewer."""
-    width, field = width_of(teacher), next((name for name in WIDTHS if name in teacher.config.to_dict()), None)
+    size, width, fields = settings.intermediate_size or 0, width_of(teacher) or 0, teacher.config.to_dict()
+    known = [name for name in WIDTHS if fields.get(name, 0) in (None, width)]  # None: of a GPT-2
     problem, cure = "", "leave it out"
-    if width is None or field is None or block_prefix(teacher) is None:
+    if not (width and known) or block_prefix(teacher) is None:
         problem = f"the MLPs of a {type(teacher).__name__} are not known"
     elif settings.architecture not in ("same", teacher.config.model_type):
-        problem = f"with student.architecture={settings.architecture}"
-    elif settings.intermediate_size is None or settings.intermediate_size >= width:
+        problem = f"not with student.architecture={settings.architecture}"
+    elif size >= width:
         problem, cure = f"the teacher's MLPs have {width:,} neurons", "give fewer, or leave it out"
-    if problem or field is None:
-        size = settings.intermediate_size
+    if problem:
         raise SettingError(problem, setting="student.intermediate_size", value=size, cure=cure)
-    return field
+    return known[0]
 
 
 def copy_layers(

@@ -39,6 +39,12 @@ class Narrowed(NamedTuple):
     after: float
 
 
+def passes(layers: list[int], width: int) -> list[list[int]]:
+    """The layers whose G [F, F] are summed together, in one pass over the text."""
+    count = max(1, MOST_BYTES // (4 * width**2))
+    return [layers[first : first + count] for first in range(0, len(layers), count)]
+
+
 @torch.no_grad()
 def narrow(
     teacher: LanguageModel, layers: list[int], block: Any, batches: list[Batch], fits: bool
@@ -54,8 +60,7 @@ def narrow(
     name = projection_of(block)
     assert name is not None, "the student was made"
     kept_width, width = (len(weight_of(one.get_submodule(name))) for one in (block, blocks[0]))
-    at_a_time = max(1, MOST_BYTES // (4 * width**2))
-    for some in (layers[first : first + at_a_time] for first in range(0, len(layers), at_a_time)):
+    for some in passes(layers, width):
         moments = _moments(teacher, {layer: blocks[layer] for layer in some}, name, batches)
         for layer in some:
             projection: Any = blocks[layer].get_submodule(name)

@@ -19,7 +19,7 @@ from distill.models.mlp import width_of
 from distill.models.precision import wait_for
 from distill.models.refit import Start, gaps_of, refit
 from distill.models.student import from_layers
-from distill.models.width import narrow
+from distill.models.width import narrow, passes
 from distill.runs.facts import Neurons, Refit, RefittedBlock
 from distill.runs.layer_search import on_device
 from distill.runtime.errors import SettingError
@@ -96,9 +96,10 @@ def _narrow(start: Start, kind: ModelKind, teacher: Any, text: Text, fits: bool)
     student, width = from_layers(start.settings, teacher, start.chosen, kind, alias=True), width_of(teacher) or 0
     like, prefix, errors = block_list(student.base_model, depth_of(student))[0], block_prefix(student), []
     layers, size = sorted({*start.chosen}), start.settings.intermediate_size
+    seconds = len(passes(layers, width)) * text.sequences * text.seconds
     logger.info(
         f"student.intermediate_size: choosing {size:,} of {width:,} neurons in each of {counted(len(layers), 'block')} "
-        f"on {text.sequences} training sequences, in about {text.sequences * text.seconds:,.0f} s"
+        f"on {text.sequences} training sequences, in about {seconds:,.0f} s"
     )
     for one in narrow(LanguageModel(teacher, text.precision), layers, like, text.batches, fits):
         errors.append((one.before, one.after))
@@ -111,10 +112,10 @@ def _narrow(start: Start, kind: ModelKind, teacher: Any, text: Text, fits: bool)
 
 def _close(start: Start, gaps: list[tuple[int, int]], kind: ModelKind, teacher: Any, text: Text) -> list[RefittedBlock]:
     """Fill `start.weights` with those of the blocks before gaps. Raises SettingError; of `auto` it leaves them then."""
-    passes = sum(block + 1 + end for block, end in gaps) / teacher.config.num_hidden_layers
+    read = sum(block + 1 + end for block, end in gaps) / teacher.config.num_hidden_layers
     logger.info(
         f"student.refit: fitting {counted(len(gaps), 'block')} before missing layers, on {text.sequences} training "
-        f"sequences, in about {passes * text.sequences * text.seconds:,.0f} s"
+        f"sequences, in about {read * text.sequences * text.seconds:,.0f} s"
     )
     weights, blocks = dict[str, Tensor](), list[RefittedBlock]()
     try:

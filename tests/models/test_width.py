@@ -77,9 +77,6 @@ def test_an_mlp_of_fewer_neurons_gives_what_is_nearest_to_that_of_all(family: st
         found = weight_of(new) if old.bias is None else torch.cat([weight_of(new), new.bias[None]])
         torch.testing.assert_close(found.double(), expected, rtol=2e-3, atol=2e-4)
         assert isinstance(new, Conv1D) == isinstance(old, Conv1D)
-        # Through the block's own MLP: its neurons are those of the teacher, gate and all.
-        inner: list[Tensor] = []
-        new.register_forward_pre_hook(lambda _, inputs, seen=inner: seen.append(inputs[0]))
     states = {name: tensor for name, tensor in student.state_dict().items() if name not in made}
     whole = from_layers(StudentConfig(dropout=0.0), teacher, CHOSEN, kind_of(family), alias=True).state_dict()
     assert states and all(torch.equal(tensor, whole[name]) for name, tensor in states.items())
