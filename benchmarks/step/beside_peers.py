@@ -151,7 +151,7 @@ def measure(format: str, folder: Path, options: argparse.Namespace, results: Res
             step=f"{job.loss} {format}",
             tokens_per_second=tokens / statistics.median(own),
             **(faster_by(seconds[0], own) if job is not jobs[0] and losses[0] == "distill" else {}),
-            of_the_floor=None if options.on_policy else work / statistics.median(rates) / statistics.median(own),
+            **({} if options.on_policy else {"of_the_floor": work / statistics.median(rates) / statistics.median(own)}),
             peak_gb=ended.peak / 1e9,
             above_weights_and_moments_gb=(ended.peak - state) / 1e9,
             **scores,
