@@ -118,7 +118,7 @@ def last_block_at(model: Any, positions: Tensor | None) -> Iterator[bool]:
 def _reducible(model: Any) -> Layer | None:
     """The last block where it can be computed at some positions only."""
     layers = known_layers(model)
-    if not layers or "forward" in vars(model.base_model):
+    if not layers:
         return None
     block = layers[-1].block
     if "forward" in vars(block) or (block.training and any(drops(module) for module in block.modules())):

@@ -318,3 +318,23 @@ def test_ids_are_made_on_the_device_that_computes(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(AttributeError):  # there is no outcome
         check._read_and_expected(model, MASKED, None)
     assert seen == ["meta"] * 5
+
+
+def test_the_head_of_a_frozen_model_is_rounded_once_and_anew_after_a_change() -> None:
+    def rounded_in_two_steps(reader: LanguageModel) -> list[Tensor]:
+        found: list[Tensor] = []
+        for _ in range(2):
+            with reader.weight_cast_cache():
+                found += [cast for _ in range(2) if (cast := reader.head(torch.ones(3, WIDTH)).rounded) is not None]
+        weight = reader.model.get_output_embeddings().weight
+        assert len(found) == 4 and all(torch.equal(cast, weight.bfloat16()) for cast in found)
+        return found
+
+    trained, frozen = (LanguageModel(make_model("bert", 1), "bf16") for _ in range(2))
+    frozen.requires_grad_(False)
+    one, same, other, _ = rounded_in_two_steps(trained)
+    assert one is same and one is not other and not one.requires_grad
+    before = rounded_in_two_steps(frozen)
+    assert all(cast is before[0] for cast in before)
+    frozen.load_state_dict({name: 2 * tensor for name, tensor in frozen.state_dict().items()})
+    assert rounded_in_two_steps(frozen)[0] is not before[0]

@@ -153,7 +153,7 @@ def test_a_compiled_encoder_gives_layers_that_were_not_asked_for_at_first(monkey
     specs = [OutputSpec(layers=(LAST,)), OutputSpec(layers=(1, LAST)), OutputSpec(layers=(0,))]
     expected = [model(inputs, None, spec).hidden for spec in specs]
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    setup.compile_encoder(model.model)
+    setup.compile_blocks(model.model)
     for spec, hidden in zip(specs, expected, strict=True):
         found = model(inputs, None, spec).hidden
         assert found.keys() == hidden.keys()

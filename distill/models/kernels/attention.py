@@ -75,8 +75,10 @@ def attention(
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     num_scores = query.shape[:-1].numel() * key.shape[-2]
     is_faster = query.device.type == "cpu" and query.dtype == torch.bfloat16 and num_scores <= MAX_SCORES
-    if dropout == 0 and not is_faster:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, 0.0, scaling, **others)
+    # What torch.compile makes draws numbers of its own for dropout, in other layers too.
+    by_torch = torch.compiler.is_compiling() if dropout > 0 else not is_faster
+    if by_torch:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **others)
     scale = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
     if attention_mask is None and getattr(module, "is_causal", False):
         size = query.shape[2]
