@@ -143,7 +143,7 @@ def _from_layers(settings: StudentConfig, teacher: Any | None, kind: ModelKind, 
         except SettingError as error:
             refusal = refusal or error
             continue
-        if layers != AUTO and not settings.refit:  # else it is made once more when it is refitted
+        if layers != AUTO and not settings.refit and settings.intermediate_size is None:  # else it is made once more
             logger.info(f"the student starts from layers {chosen} of the teacher's {available}")
         return model
     assert refusal is not None

@@ -3,8 +3,10 @@
 Its key is read from the environment alone, and stands in no file, log or command line.
 """
 
+import functools
 import http.client
 import json
+import logging
 import os
 import socket
 import time
@@ -21,11 +23,14 @@ from distill.runtime.redaction import redact, remember
 
 TRIES = 8
 FIRST_WAIT, LONGEST_WAIT = 0.25, 30.0  # seconds before another try; twice as long each time
+WORTH_A_LINE = 2.0  # seconds of waiting
 LONGEST_REASON = 300  # characters of what a server says
 SGLANG = "/generate"  # the end of its URL
 BUSY = (408, 425, 429)  # statuses that a later try may not have, as those from 500 on
 
 Answer = TypeVar("Answer")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,7 @@ class Server:
         """
         body = body if self.is_sglang else {"model": self.model, **body}
         request = self._request("completions", json.dumps(body).encode())
+        where = f"{self.setting}.url={redact(self.url)}"
         problem: Exception | str = ""
         for number in range(self.tries):
             wait = FIRST_WAIT
@@ -110,11 +116,13 @@ class Server:
             except (ValueError, LookupError, TypeError, AttributeError) as error:
                 problem = f"an answer of another form: {first_line(error)}"
             if number < self.tries - 1:
+                if wait >= WORTH_A_LINE:
+                    _say(f"{where}: no answer that can be used ({problem}); trying {self.tries} times")
                 time.sleep(wait)
         if isinstance(problem, SettingError):
             raise problem
         raise StorageFailed(
-            f"{self.setting}.url={redact(self.url)}: no answer that can be used in {self.tries} tries ({problem}); "
+            f"{where}: no answer that can be used in {self.tries} tries ({problem}); "
             "what is there already is kept, and the same command resumes"
         )
 
@@ -150,6 +158,11 @@ class Server:
             remember("api_key", value)
             request.add_unredirected_header("Authorization", f"Bearer {value}")  # for this server alone
         return request
+
+
+@functools.cache  # of all requests and tries that fail alike, the first one says so
+def _say(problem: str) -> None:
+    logger.warning(problem)
 
 
 def _wait(number: int, asked: str | None = None) -> float:

@@ -141,13 +141,16 @@ def test_faults_change_nothing(tmp_path: Path, tokenizer: Any, server: ModelServ
 
 
 def test_a_server_that_breaks_down_leaves_the_parts_that_are_made(
-    tmp_path: Path, tokenizer: Any, server: ModelServer
+    tmp_path: Path, tokenizer: Any, server: ModelServer, monkeypatch: Any, caplog: Any
 ) -> None:
+    monkeypatch.setattr(completions, "WORTH_A_LINE", 0.3)
     desk = Desk(tmp_path, tokenizer)
     expected, asked = desk.served(server, "whole"), len(server.requests)
     server.fault = lambda number: "500" if number > 1.6 * asked else ""
     with pytest.raises(StorageFailed, match=r"8 tries \(status 500\).*resumes"):
         desk.served(server)
+    said = [record.getMessage() for record in caplog.records if "answer" in record.getMessage()]
+    assert said == [f"teacher.url={server.url}: no answer that can be used (status 500); trying 8 times"]
     assert [desk.cache("served").has(part) for part in range(3)] == [True, False, False]
     before, server.fault = len(server.requests), lambda number: ""
     assert desk.served(server).tobytes() == expected.tobytes()
