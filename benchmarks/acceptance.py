@@ -3,7 +3,7 @@
     DISTILL_DATA=DATA python -m benchmarks.headline rows smollm2 --seeds 1        # the pair, if it is not there
     DISTILL_DATA=DATA python -m benchmarks.acceptance TEACHER DRAFT               # its folders, below runs/headline
 
-The draft has 20 of SmolLM2's 30 layers. Each way trains it further, as long as the others and by the same divergence:
+The draft is SmolLM2's student. Each way trains it further, as long as the others and by the same divergence:
 on books (off-policy), on completions of books that it writes itself (on-policy), or on both in turn (mixed).
 
 Speculative decoding keeps a token x that the draft q proposes with the probability min(1, p(x) / q(x)), in the mean the
@@ -36,9 +36,9 @@ WAYS = {
     "on-policy": f"{WRITES} objective.on_policy.fraction=1",
 }
 AGAIN = (
-    "+recipe=distil_smollm2 student=pretrained student.layers=null student.refit=false student.frozen=[embeddings] "
-    "corpus.fallback=true evaluate.samples=0 evaluate.max_sequences=64 evaluate.pseudo_perplexity.fraction=0 "
-    "evaluate.sets=[books,wikitext2]"
+    "+recipe=distil_smollm2 student=pretrained student.layers=null student.intermediate_size=null student.refit=false "
+    "student.frozen=[embeddings] corpus.fallback=true evaluate.samples=0 evaluate.max_sequences=64 "
+    "evaluate.pseudo_perplexity.fraction=0 evaluate.sets=[books,wikitext2]"
 )
 PROMPTS, CHARACTERS, NEW_TOKENS = 128, 150, 64
 

@@ -55,8 +55,9 @@ def text(name: str, shelf: Shelf, folder: Path) -> list[str]:
     saved = {"clm": save_model, "mlm_sop": save_ordered}.get(composed(f"+recipe={name}").objective.task)
     whole = shelf.teacher if saved is None else saved(folder / "whole")
     teacher = stored(whole, folder / "teacher", torch.bfloat16)
-    layers = ["student.layers=[0,1]"] if name in ("distilbert_paper", "distil_smollm2", "distil_scarce") else []
-    return [*corpus, "teacher=pretrained", f"teacher.path={teacher}", *layers]
+    narrow = ["student.intermediate_size=24"] * (name in ("distil_smollm2", "distil_scarce"))
+    layers = ["student.layers=[0,1]"] * (name == "distilbert_paper" or bool(narrow))
+    return [*corpus, "teacher=pretrained", f"teacher.path={teacher}", *layers, *narrow]
 
 
 def labelled(name: str, shelf: Shelf, folder: Path) -> list[str]:

@@ -50,8 +50,13 @@ OF_SCRATCH = {
     "gpt2_pretrain": ["student.config={n_embd:32,n_layer:2,n_head:2}", "corpus.vocab_size=300"],
 }
 OF_A_DEEP_TEACHER = {  # which has more layers than that of the tests
-    "distil_smollm2": ["student.layers=even"],
-    "distil_scarce": ["student.layers=even", "train.keep_best=null", "train.patience=null"],
+    "distil_smollm2": ["student.layers=even", "student.intermediate_size=24"],
+    "distil_scarce": [
+        "student.layers=even",
+        "student.intermediate_size=24",
+        "train.keep_best=null",
+        "train.patience=null",
+    ],
 }
 OF_A_CAUSAL_STUDENT = {"smollm2_books"}  # which is trained further
 

@@ -48,7 +48,8 @@ from distill.models.teacher import load_teacher
 from distill.optim.schedules.constant import Constant
 
 LAYERS = [0, 1, 2, 3, 6, 7, 8, 9, 10, 11, 19, 20, 21, 22, 23, 24, 25, 27, 28, 29]
-LOSSES = ("distill", "trl", "trl-chunked", "distillkit")
+OURS = ("distill", "compiled")  # the second by precision.compile=true
+LOSSES = (*OURS, "trl", "trl-chunked", "distillkit")
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 HELDOUT = "heldout.npy"
 
@@ -61,7 +62,7 @@ def train(job: PeerJob, turns: Turns) -> Any:
     source = whole_sequences(np.load(job.folder / SEQUENCES), pair[1].config.vocab_size, job.batch_size)
     objective = ObjectiveConfig(task="clm", soft={"weight": 1.0, "positions": "targets", "temperature": 1.0})
     optimizer = OptimizerConfig(lr=job.lr, clip=job.clip, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
-    precision = PrecisionConfig(student=job.format, teacher=job.format)
+    precision = PrecisionConfig(student=job.format, teacher=job.format, compile=job.loss == "compiled")
     plan = Plan(objective, precision, optimizer=optimizer, schedule=Constant(warmup=0.0))
     if count := job.new_tokens:
         sizes = {"max_new_tokens": count, "prompt_tokens": count, "group_size": job.batch_size}
@@ -119,8 +120,8 @@ def measure(format: str, folder: Path, options: argparse.Namespace, results: Res
     jobs = [PeerJob(folder, loss, format, *sizes) for loss in losses]
     workers = []
     for job in jobs:
-        where = {} if job.loss == "distill" else {"python": options.peers}
-        function = f"benchmarks.step.{'beside_peers' if job.loss == 'distill' else 'trl_steps'}:train"
+        where = {} if job.loss in OURS else {"python": options.peers}
+        function = f"benchmarks.step.{'beside_peers' if job.loss in OURS else 'trl_steps'}:train"
         workers.append(Worker(function, job, options.threads, **where))
     teacher, student = pair_of(folder)
     tokens = options.batch * options.length
@@ -187,7 +188,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, results: Results) -> None:
     if not options.peers:
-        options.only = "^distill$"
+        options.only = f"^({'|'.join(OURS)})$"
     torch.set_num_threads(options.threads)
     disable_progress_bar()
     with tempfile.TemporaryDirectory() as name:

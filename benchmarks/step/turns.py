@@ -30,7 +30,7 @@ class PeerJob(NamedTuple):
     """What a process of `beside_peers.py` trains, in whichever environment; all of them read the same folder."""
 
     folder: Path
-    loss: str  # distill, or one of `trl_steps.LOSSES`
+    loss: str  # distill, compiled, or one of `trl_steps.LOSSES`
     format: str  # fp32 or bf16
     batch_size: int
     threads: int

@@ -123,9 +123,8 @@ def test_nothing_that_an_option_sets_is_left_over_when_another_is_chosen() -> No
         chosen = composed(["+recipe=smoke", f"student={student}"]).student
         assert chosen.dropout == 0.0 and chosen.layers == ("auto" if student == "layers" else None)
     assert composed(["+recipe=smoke", "teacher=none", "objective=mlm", "student=bert"]).teacher.is_none
-    assert composed(
-        ["+recipe=distil_smollm2", "student=gpt2", "student.layers=null", "student.refit=false"]
-    ).student.is_new
+    of_layers = ["student.layers=null", "student.intermediate_size=null", "student.refit=false"]
+    assert composed(["+recipe=distil_smollm2", "student=gpt2", *of_layers]).student.is_new
 
 
 def test_a_callable_of_ones_own_gets_what_it_takes() -> None:
