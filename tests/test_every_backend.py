@@ -14,6 +14,7 @@ from job import (
     composed,
     distill,
     finish,
+    interrupted,
     metrics,
     results,
     save_model,
@@ -87,6 +88,18 @@ def test_a_recipe_on_two_ranks(name: str, backend: str, shelf: Shelf, tmp_path: 
     if name == "distil_scarce":
         settings += ["evaluate.every_steps=1", *["backend.shard_teacher=false"] * (backend == "fsdp")]
     run(tmp_path / "run", backend, *settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["single", "fsdp"])
+def test_compiled_blocks_go_on_after_a_kill(backend: str, shelf: Shelf, tmp_path: Path) -> None:
+    settings = ["+recipe=distilbert_gutenberg", *text("distilbert_gutenberg", shelf, tmp_path), "precision=bf16"]
+    settings += ["precision.compile=true", "train.epochs=null", "train.steps=4", "train.save_every=1"]
+    settings += [f"backend={backend}", *["backend.processes=2"] * (backend == "fsdp")]
+    said = finish(command(*settings, f"hydra.run.dir={tmp_path / 'run'}"))
+    assert "recompile_limit" not in said
+    finish(command(*settings, f"hydra.run.dir={interrupted(tmp_path / 'run', tmp_path / 'again')}"))
+    assert_alike(tmp_path / "run", tmp_path / "again", atol=0)
 
 
 @pytest.mark.parametrize(

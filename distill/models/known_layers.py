@@ -93,7 +93,7 @@ def last_block_at(model: Any, positions: Tensor | None) -> Iterator[bool]:
 
     Keys and values are computed everywhere, all else of the block at these positions: but for rounding, the same
     numbers. Gives whether it is so: not for unsupported classes, under dropout, whose random numbers belong to whole
-    sequences, for compiled encoders, and on GPUs, which would have to wait for the number of positions of a sequence.
+    sequences, for compiled blocks, and on GPUs, which would have to wait for the number of positions of a sequence.
 
     Args:
         positions: flat ones [N] in B * S; None: all of them. The whole block is computed where they do not ascend.

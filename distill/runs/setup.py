@@ -28,6 +28,10 @@ from distill.objective.trainable import Trainable
 from distill.runtime.errors import SettingError, first_line
 from distill.teacher.members import Member, settings_by_member, with_models
 
+# Of one function, before torch.compile gives it up. Blocks of all families share their outermost function, and teacher,
+# student, training and evaluation have graphs of their own: on sharded ranks the 8 that torch allows were too few.
+GRAPHS = 64
+
 logger = logging.getLogger(__name__)
 
 
@@ -229,5 +233,6 @@ def compile_blocks(model: Any) -> None:
     Blocks that are alike share one graph: that of a whole encoder took five times as long to compile (SmolLM2-135M: 190
     and 38 s), and ran no faster. A model without a list of blocks is compiled whole.
     """
+    torch._dynamo.config.recompile_limit = max(GRAPHS, torch._dynamo.config.recompile_limit)
     for module in blocks_of(model)[0] or [model.base_model]:
         module.forward = torch.compile(module.forward)
