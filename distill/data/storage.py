@@ -55,9 +55,10 @@ class Folder:
         return bytes(retried(lambda: system.cat_file(path), self.name(name)))
 
     def write(self, name: str, content: bytes) -> None:
-        """Makes a file, or replaces it."""
+        """Makes a file, or replaces it. Raises FileNotFoundError where a host that has done all removes `WORK`."""
         if self.path is not None:
-            (self.path / WORK).mkdir(parents=True, exist_ok=True)  # which goes when all is done
+            with suppress(FileExistsError):  # says mkdir, too, of a folder that goes before it looks again
+                (self.path / WORK).mkdir(parents=True, exist_ok=True)
             new = self.path / WORK / f".{Path(name).name}.{secrets.token_hex(6)}.new"
             new.write_bytes(content)
             self.put(new, name)

@@ -110,6 +110,19 @@ def test_any_number_of_processes_and_hosts_makes_the_same(
         assert found.tokens == (rows != 0).sum()
 
 
+def test_a_folder_that_another_host_removes_while_it_is_made_is_one_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `build_tokens` awaits it of a host that is done."""
+
+    def mkdir(path: object, mode: int) -> None:
+        raise FileExistsError(path)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    with pytest.raises(FileNotFoundError):
+        Folder(str(tmp_path), "data.out").write("index.json", b"{}")
+
+
 @pytest.mark.parametrize("form", ["pairs", "prompts", "causal"])
 def test_every_format_of_rows_is_the_same_in_shards(text: Path, tmp_path: Path, form: str) -> None:
     source = source_of(text, prompt="prompt") if form == "prompts" else source_of(text)
