@@ -8,9 +8,10 @@
     python -m benchmarks.step peers --peers PEERS/bin/python --formats bf16 --only 'l$' --on-policy
 
 The pair is SmolLM2-135M-Instruct (`teacher=smollm2`, whose packages `docs/how-to/students.md` names) and a student of
-20 of its 30 layers. The loss is the forward divergence alone, at temperature 1. Distill's step is that of a run, and
-the others are in `trl_steps.py`. Each has a process of its own. Memory is the peak of a process after two steps that
-warm up. bf16 is autocast with fp32 weights, but for the teacher's: all keep them in bf16, as its file has them.
+20 of its 30 layers. The loss is the forward divergence alone, at temperature 1. Distill's step is that of a run, plain
+and `compiled` by `precision.compile=true`; the others are in `trl_steps.py`. Each has a process of its own. Memory is
+the peak of a process after two steps that warm up. bf16 is autocast with fp32 weights, but for the teacher's: all keep
+them in bf16, as its file has them.
 
 With --on-policy the student writes the second half of each sequence, and learns from that alone, as GKDTrainer does
 with lmbda=1.

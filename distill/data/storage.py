@@ -57,7 +57,7 @@ class Folder:
     def write(self, name: str, content: bytes) -> None:
         """Makes a file, or replaces it. Raises FileNotFoundError where a host that has done all removes `WORK`."""
         if self.path is not None:
-            with suppress(FileExistsError):  # says mkdir, too, of a folder that goes before it looks again
+            with suppress(FileExistsError):  # mkdir raises it, too, where the folder goes before it looks
                 (self.path / WORK).mkdir(parents=True, exist_ok=True)
             new = self.path / WORK / f".{Path(name).name}.{secrets.token_hex(6)}.new"
             new.write_bytes(content)

@@ -75,7 +75,7 @@ def attention(
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     num_scores = query.shape[:-1].numel() * key.shape[-2]
     is_faster = query.device.type == "cpu" and query.dtype == torch.bfloat16 and num_scores <= MAX_SCORES
-    # What torch.compile makes draws numbers of its own for dropout, in other layers too.
+    # Under torch.compile dropout draws torch's numbers, here as in the other layers.
     by_torch = torch.compiler.is_compiling() if dropout > 0 else not is_faster
     if by_torch:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **others)
