@@ -2,9 +2,11 @@
 
     DISTILL_DATA=DATA python -m benchmarks.headline rows smollm2 --seeds 1        # the pair, if it is not there
     DISTILL_DATA=DATA python -m benchmarks.acceptance TEACHER DRAFT               # its folders, below runs/headline
+    DISTILL_DATA=DATA python -m benchmarks.acceptance TEACHER DRAFT optimizer.lr=1e-4    # settings go to every way
 
 The draft is SmolLM2's student. Each way trains it further, as long as the others and by the same divergence:
-on books (off-policy), on completions of books that it writes itself (on-policy), or on both in turn (mixed).
+on books (off-policy), on completions of books that it writes itself (on-policy), or on both in turn (mixed). Seed 1
+gives them other sequences than those that the draft has read with seed 0.
 
 Speculative decoding keeps a token x that the draft q proposes with the probability min(1, p(x) / q(x)), in the mean the
 sum over x of min(p(x), q(x)) (Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding"). Its
@@ -37,8 +39,8 @@ WAYS = {
 }
 AGAIN = (
     "+recipe=distil_smollm2 student=pretrained student.layers=null student.intermediate_size=null student.refit=false "
-    "student.frozen=[embeddings] corpus.fallback=true evaluate.samples=0 evaluate.max_sequences=64 "
-    "evaluate.pseudo_perplexity.fraction=0 evaluate.sets=[books,wikitext2]"
+    "student.frozen=[embeddings] corpus.fallback=true seed=1 evaluate.samples=0 evaluate.sets=[books] "
+    "evaluate.max_sequences=8"
 )
 PROMPTS, CHARACTERS, NEW_TOKENS = 128, 150, 64
 
@@ -92,21 +94,23 @@ def main() -> None:
     parser = parser_of(__doc__, "acceptance")
     parser.add_argument("teacher", type=Path, help="the run that the draft had for its teacher")
     parser.add_argument("draft", type=Path, help="the run that all ways go on from")
-    parser.add_argument("ways", nargs="*", help=f"of {', '.join(WAYS)}; all where none is given")
+    parser.add_argument("words", nargs="*", metavar="WAY or SETTING=VALUE", help=f"ways: {', '.join(WAYS)}")
     parser.add_argument("--minutes", type=float, default=10.0, help="of training, for each way")
     parser.add_argument("--work", type=Path, default=Path("runs/acceptance"), help="folder of the runs")
     options = parser.parse_args()
-    if unknown := {*options.ways} - {*WAYS}:
+    settings = [word for word in options.words if "=" in word]
+    ways = [word for word in options.words if "=" not in word] or list(WAYS)
+    if unknown := {*ways} - {*WAYS}:
         parser.error(f"there is no {min(unknown)}; choose among {', '.join(WAYS)}")
     results, work = Results(options.out), options.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     pair = [f"teacher.path={options.teacher.resolve()}", f"student.path={options.draft.resolve()}"]
     teacher, texts = load_model(options.teacher), write_texts(options.teacher, work)
     first: dict[str, list[float]] = {}
-    for way in ("start", *(options.ways or WAYS)):
+    for way in ("start", *ways):
         folder = options.draft
         if way != "start":
-            arguments = [*AGAIN.split(), *WAYS[way].split(), *pair, f"train.minutes={options.minutes}"]
+            arguments = [*AGAIN.split(), *WAYS[way].split(), *pair, f"train.minutes={options.minutes}", *settings]
             execute(folder := work / f"{way}-{digest_of(arguments)}", arguments)
         found = accepted(teacher, load_model(folder), texts)
         row = dict(zip(("accepted", "plus_minus"), interval(found), strict=True))

@@ -17,7 +17,7 @@ import torch
 from forked import Forked
 from job import ROOT, composed, library, save_model
 from tiny import loop
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from benchmarks import cluster, gpu, gpu_parts
 from benchmarks.acceptance import accepted
@@ -26,6 +26,7 @@ from benchmarks.headline import ROWS, Line
 from benchmarks.step.beside_peers import faster_by
 from benchmarks.step.models import SHAPES, Work, batches, make_student, make_teacher, operations, pair_operations
 from benchmarks.step.training import Variant, objective_of, plain_loss, train_variant
+from benchmarks.sums import save_tokenizer
 from benchmarks.time_to_quality import Course, contestants, reached
 from distill.config.settings import PrecisionConfig
 from distill.models.loaded import load_model
@@ -53,7 +54,7 @@ SYNC = {"none", "distill window", "distill late", "distill every", "wrapper wind
 STEPS = "--shapes tiny,gpt2-tiny --accumulate 2 --rounds 1 --rows masked --only"
 PERPLEXITY = "perplexity --cases bundled-teacher --rows 1 --length 32 --rounds 1"
 PEERS = "peers --teacher TEACHER --layers 0,2 --sequences 20 --length 16 --batch 2 --formats fp32 --quality 0.01"
-SUMS = "--seeds 1 --steps 6 --minutes 0.01 --work RUNS"
+SUMS = "--seeds 1 --teacher-steps 6 --steps 6 --minutes 0.01 --work RUNS"
 SMALL = [
     ("exchange.py", f"sync {EXCHANGE}", "sync", SYNC),
     ("exchange.py", f"rings {EXCHANGE} --rings 1,2", "rings", {"1", "2", "2 bf16"}),
@@ -76,6 +77,12 @@ def test_a_script_in_small(script: str, arguments: str, column: str, values: set
     places["TEACHER"] = save_model(tmp_path / "teacher", "llama", 3)
     rows = run(script, tmp_path, *[str(places.get(word, word)) for word in arguments.split()])
     assert {row.get(column) for row in rows} - {"minicons"} == values
+
+
+def test_answers_to_sums_are_read_as_they_are_written(tmp_path: Path) -> None:
+    """Without a decoder the digits come back with blanks between them, and no answer is right."""
+    tokenizer = AutoTokenizer.from_pretrained(save_tokenizer(tmp_path))
+    assert tokenizer.decode(tokenizer("399+759=8511").input_ids) == "399+759=8511"
 
 
 def test_the_gap_that_a_teacher_closes_and_its_interval() -> None:
