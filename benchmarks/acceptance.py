@@ -1,6 +1,6 @@
 """How many of a draft's tokens its teacher accepts in speculative decoding, after training on-policy and otherwise.
 
-    DISTILL_DATA=DATA python -m benchmarks.headline rows smollm2 --seeds 1        # the pair, if it is not there
+    DISTILL_DATA=DATA python -m benchmarks.headline rows narrower --seeds 1       # the pair, if it is not there
     DISTILL_DATA=DATA python -m benchmarks.acceptance TEACHER DRAFT               # its folders, below runs/headline
     DISTILL_DATA=DATA python -m benchmarks.acceptance TEACHER DRAFT optimizer.lr=1e-4    # settings go to every way
 

@@ -4,7 +4,7 @@
     python -m benchmarks.sums on-policy --seeds 1   # one way
 
 A Llama of four layers learns sums of two numbers of three digits, answers written from the last digit on, from many
-examples. A student of its first and last layer has seen a hundred of them fifty times (the start of all ways), and
+examples. A student of its first and last layer has learned from a hundred for 50 steps (the start of all ways), and
 learns on from the same hundred: from their answers (fine-tuning), from answers that the teacher writes to them
 (sequence-level), from the teacher's distributions on their answers (supervised), on its own answers (on-policy), on
 both in turn (mixed), or on its own with fewer and fewer first tokens of the text (seeded). A row has the fraction of
@@ -127,7 +127,7 @@ def main() -> None:
     parser = parser_of(__doc__, "sums")
     parser.add_argument("ways", nargs="*", help=f"of {', '.join(WAYS)}; all where none is given")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--teacher-steps", type=int, default=6000, help="of the teacher")
+    parser.add_argument("--teacher-steps", type=int, default=6000, help="of the teacher's own training")
     parser.add_argument("--steps", type=int, default=300, help="of each way at equal updates")
     parser.add_argument("--minutes", type=float, default=0.5, help="of each way at equal seconds")
     parser.add_argument("--work", type=Path, default=Path("runs/sums"), help="folder of the runs")
