@@ -60,7 +60,7 @@ def write_prompts(path: Path) -> Path:
 
 def write_texts(teacher: Path, work: Path) -> list[dict[str, str]]:
     """The prompts with what the teacher writes behind them, at temperature 1."""
-    if not (output := work / "texts.jsonl").is_file():
+    if not (output := work / f"texts-{digest_of([str(teacher.resolve())])}.jsonl").is_file():
         files = [f"model={teacher}", f"input={write_prompts(work / 'prompts.jsonl')}", f"output={output}"]
         command = [sys.executable, "-m", "distill", "generate", *files, f"max_new_tokens={NEW_TOKENS}"]
         subprocess.run(command, check=True)
@@ -102,6 +102,8 @@ def main() -> None:
     ways = [word for word in options.words if "=" not in word] or list(WAYS)
     if unknown := {*ways} - {*WAYS}:
         parser.error(f"there is no {min(unknown)}; choose among {', '.join(WAYS)}")
+    if "DISTILL_DATA" not in os.environ:
+        parser.error("set DISTILL_DATA to a folder with gutenberg/heldout")
     results, work = Results(options.out), options.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     pair = [f"teacher.path={options.teacher.resolve()}", f"student.path={options.draft.resolve()}"]

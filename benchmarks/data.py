@@ -1,11 +1,11 @@
 """Tokens a second that data preparation gives, in two modes.
 
-    python -m benchmarks.data load            # masked batches, by number of threads, beside a DataLoader
+    python -m benchmarks.data load            # masked batches, by number of threads
     python -m benchmarks.data prepare         # text to shards of sequences, by processes and hosts
 
 `load`: batches come from a memory-mapped file, are masked and, with a GPU, pinned, as in training, while nothing else
-runs; the peer is a torch DataLoader whose worker processes run the same masking. `of_a_fast_step` sets the rate against
-a step that takes 500,000 tokens a second, an assumption for a fast GPU. Efficiency is rate(N) / (N rate(1)).
+runs. `of_a_fast_step` sets the rate against a step that takes 500,000 tokens a second, an assumption for a fast GPU.
+Efficiency is rate(N) / (N rate(1)).
 
 `prepare`: hosts are commands of this machine that are numbered as a launcher numbers them, and fill one folder at the
 same time; all ways to prepare take turns. The tokenizer is the bundled teacher's.
@@ -27,7 +27,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.common import Results, add_out
 from distill.config.settings import MaskingConfig
@@ -58,32 +57,6 @@ def batches(folder: Path, length: int, vocab: int, tokens: int, workers: int) ->
     return Batches(rows, masks, FullShuffle(len(rows), 0), step_shape, seed=0, threads=workers)
 
 
-class Windows(Dataset[list[Batch]]):
-    """One window of micro-batches by its step, for a DataLoader."""
-
-    def __init__(self, source: Batches, steps: int) -> None:
-        self.source, self.steps = source, steps
-
-    def __len__(self) -> int:
-        return self.steps
-
-    def __getitem__(self, step: int) -> list[Batch]:
-        return self.source.window(step)
-
-
-def peer(source: Batches, steps: int, workers: int, device: torch.device) -> Iterable[list[Batch]]:
-    """The same windows through torch's own loader, as far ahead."""
-    loader = DataLoader(
-        Windows(source, steps),
-        batch_size=None,
-        num_workers=workers,
-        pin_memory=device.type == "cuda",
-        prefetch_factor=4 if workers else None,
-    )
-    for window in loader:
-        yield [batch.to(device) for batch in window]
-
-
 def rate(windows: Iterable[list[Batch]], seconds: float) -> float:
     """Tokens per second once the first windows are there: what starting costs is not of interest over a run."""
     ends, tokens = [], []
@@ -98,7 +71,7 @@ def rate(windows: Iterable[list[Batch]], seconds: float) -> float:
 
 
 def load(options: argparse.Namespace, results: Results) -> None:
-    """Distill and the peer for every shape and number of workers."""
+    """Every shape and number of threads."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     counts = options.workers or [0, *doubling(min(max(len(os.sched_getaffinity(0)), 2), 16))]
     with tempfile.TemporaryDirectory() as name:
@@ -115,7 +88,6 @@ def load(options: argparse.Namespace, results: Results) -> None:
                     workers=workers,
                     tokens_per_second=own,
                     **efficiency,
-                    dataloader=rate(peer(source, 1 << 20, workers, device), options.seconds),
                     of_a_fast_step=own / NEED,
                 )
 
@@ -191,7 +163,7 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.data", description=__doc__, formatter_class=raw)
     modes = parser.add_subparsers(dest="mode", required=True)
     own = modes.add_parser("load")
-    own.add_argument("--workers", type=int, nargs="+", help="threads, and processes of the DataLoader")
+    own.add_argument("--workers", type=int, nargs="+", help="threads")
     own.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
     own.add_argument("--tokens", type=int, default=1 << 23, help="in the memory-mapped file")
     add_out(own, "data-load")

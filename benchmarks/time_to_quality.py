@@ -13,8 +13,8 @@ time of a row is measured apart, on a quiet machine and in turns (`--turns`): of
 re-implementation of `step/training.py` (full logits of both models, fp32), of Distill a run. So the example's time is
 rows times seconds a row, and nobody waits for it.
 
-Targets are the final perplexities of the example and of the best tuned one, and the teacher's times 1.25, 1.1, 1.05 and
-1.03; between two scores of a run the logarithm of perplexity is taken for a straight line.
+Targets are the final perplexities of the example and of the best tuned one, the largest of the seeds, and the teacher's
+times 1.25, 1.1, 1.05 and 1.03. Between two scores of a run the logarithm of perplexity is taken for a straight line.
 """
 
 import argparse
@@ -156,18 +156,15 @@ def distill_seconds(kind: str, own: Contestant, folder: Path, common: list[str],
 
 
 def rates(kind: str, shape: Shape, options: argparse.Namespace, common: list[str]) -> dict[str, list[float]]:
-    """Seconds a row of both steps in turns, and of a whole short command; those of before where `turns` is 0."""
+    """Seconds a row of both steps in turns; those of before where `turns` is 0."""
     own = contestants(kind, options.rows)[-1]
     path = options.work / f"rates-{kind}-{digest_of([str(shape), *own.settings, *common])}.json"
     if options.turns:
-        found: dict[str, list[float]] = {"plain": [], "distill": [], "command": []}
+        found: dict[str, list[float]] = {"plain": [], "distill": []}
         for _ in range(options.turns):
             folder = options.work / "rates" / f"{kind}-{time.time_ns()}"
             found["plain"].append(plain_seconds(shape, 3 if options.quick else 12))
             found["distill"].append(distill_seconds(kind, own, folder, common, 6 if options.quick else 150))
-        began = time.perf_counter()  # from the command to the report, with everything that it does by default
-        execute(folder.with_name(f"{folder.name}-command"), [f"+recipe={RECIPES[kind]}", *own.settings, *common])
-        found["command"].append(time.perf_counter() - began)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(found))
     return dict(json.loads(path.read_text())) if path.is_file() else {}
@@ -184,24 +181,22 @@ def targets_of(courses: dict[str, list[Course]]) -> tuple[list[str], dict[str, f
     best = min(tuned, key=lambda name: final(courses[name]), default=None)
     kept = [name for name in courses if "tuned" not in name or name == best]
     teacher = next(iter(courses.values()))[0].teacher
-    targets = {f"the end of {name}": final(courses[name]) for name in kept if name != "distill"}
+    # The worst of the seeds, so that a recipe reaches its own end with each.
+    ends = {name: max(each.perplexity[-1] for each in courses[name]) for name in kept if name != "distill"}
+    targets = {f"the end of {name}": value for name, value in ends.items()}
     return kept, targets | {f"{factor} x the teacher": factor * teacher for factor in TARGETS}
 
 
-def reached(
-    kind: str, courses: dict[str, list[Course]], shape: Shape, seconds: dict[str, list[float]]
-) -> list[dict[str, Any]]:
-    """Rows, seconds and matrix operations of each recipe to each target; none where a seed has not reached it."""
+def reached(kind: str, courses: dict[str, list[Course]], seconds: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """Rows and seconds of each recipe to each target; none where a seed has not reached it."""
     kept, targets = targets_of(courses)
-    tokens, lines = shape.rows * shape.tokens, list[dict[str, Any]]()
+    lines = list[dict[str, Any]]()
     for (target, value), name in itertools.product(targets.items(), kept):
         line = {"pair": kind, "until": target, "perplexity": value, "recipe": name}
         rows = [each.rows_to(value) for each in courses[name]]
         of = "distill" if name == "distill" else "plain"
         if all(each is not None for each in rows):
             line["rows"] = statistics.median(each for each in rows if each is not None)
-            head_tokens = 0.3 * tokens if of == "distill" and not shape.documents else tokens
-            line["teraoperations"] = line["rows"] * shape.operations(head_tokens) / shape.rows / 1e12
             if of in seconds:
                 line["seconds"] = line["rows"] * statistics.median(seconds[of])
         lines.append(line)
@@ -263,5 +258,5 @@ def run(options: argparse.Namespace, results: Results) -> None:
                     of_teacher=found.perplexity[-1] / found.teacher,
                     points=list(zip(found.rows, found.perplexity, strict=True)),
                 )
-    for line in reached(kind, courses, shape, seconds):
+    for line in reached(kind, courses, seconds):
         results.row(**line)

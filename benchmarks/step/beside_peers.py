@@ -9,9 +9,8 @@
 
 The pair is SmolLM2-135M-Instruct (`teacher=smollm2`, whose packages `docs/how-to/students.md` names) and a student of
 20 of its 30 layers. The loss is the forward divergence alone, at temperature 1. Distill's step is that of a run, plain
-and `compiled` by `precision.compile=true`; the others are in `trl_steps.py`. Each has a process of its own. Memory is
-the peak of a process after two steps that warm up. bf16 is autocast with fp32 weights, but for the teacher's: all keep
-them in bf16, as its file has them.
+and `compiled` by `precision.compile=true`; the others are in `trl_steps.py`. Each has a process of its own. bf16 is
+autocast with fp32 weights, but for the teacher's: all keep them in bf16, as its file has them.
 
 With --on-policy the student writes the second half of each sequence, and learns from that alone, as GKDTrainer does
 with lmbda=1.
@@ -50,7 +49,7 @@ from distill.optim.schedules.constant import Constant
 
 LAYERS = [0, 1, 2, 3, 6, 7, 8, 9, 10, 11, 19, 20, 21, 22, 23, 24, 25, 27, 28, 29]
 OURS = ("distill", "compiled")  # the second by precision.compile=true
-LOSSES = (*OURS, "trl", "trl-chunked", "distillkit")
+LOSSES = (*OURS, "trl", "distillkit")
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 HELDOUT = "heldout.npy"
 
@@ -140,11 +139,9 @@ def measure(format: str, folder: Path, options: argparse.Namespace, results: Res
         ),
     )
     work = pair_operations(teacher, student, Work(tokens, options.length / 2, tokens - options.batch))
-    state = sum(p.numel() for p in teacher.parameters()) * FORMATS[format].itemsize
-    state += sum(p.numel() for p in student.parameters()) * 3 * 4  # weights and two moments
     for job, worker, own in zip(jobs, workers, seconds, strict=True):
         weights = folder / f"{job.loss}-{format}.pt"
-        ended = worker.end(weights if quality else None)
+        versions = worker.end(weights if quality else None)
         scores: dict[str, float] = {}
         if quality:
             student.load_state_dict(torch.load(weights, weights_only=True))
@@ -154,11 +151,9 @@ def measure(format: str, folder: Path, options: argparse.Namespace, results: Res
             tokens_per_second=tokens / statistics.median(own),
             **(faster_by(seconds[0], own) if job is not jobs[0] and losses[0] == "distill" else {}),
             **({} if options.on_policy else {"of_the_floor": work / statistics.median(rates) / statistics.median(own)}),
-            peak_gb=ended.peak / 1e9,
-            above_weights_and_moments_gb=(ended.peak - state) / 1e9,
             **scores,
             seconds=own,
-            versions=ended.versions,
+            versions=versions,
         )
 
 

@@ -1,8 +1,8 @@
 """A training step of Distill against a plain one with full logits, and against its own floor.
 
-    python -m benchmarks.step plain                            # the shapes of this device
+    python -m benchmarks.step plain
     python -m benchmarks.step plain --shapes small --threads 1
-    python -m benchmarks.step plain --shapes gpt2,gpt2-small   # causal pairs
+    python -m benchmarks.step plain --shapes gpt2   # a causal pair
 
 What is timed is the loop of `distill.train` itself, from one call of its observer to the next. The plain step asks both
 models for all logits and hidden states, selects positions with boolean masks and reduces with torch's own losses. Both
@@ -49,25 +49,21 @@ def train(job: Job, turns: Turns) -> None:
         train_variant(batches(job.shape, job.accumulate, steps), pair, job.variant, steps, turns.after_step)
 
 
-def variants(rows: str, more: bool) -> list[Variant]:
+def variants(rows: str) -> list[Variant]:
     """The plain step comes first: the others are compared with it."""
     fp32, bf16 = PrecisionConfig(), PrecisionConfig(student="bf16", teacher="bf16")
-    found = [
+    return [
         Variant("plain fp32", rows, fp32, plain=True),
         Variant("plain bf16", rows, bf16, plain=True),
         Variant("distill fp32", rows, fp32),
         Variant("distill bf16", rows, bf16),
         Variant("distill bf16, eager objective", rows, bf16),
     ]
-    if more:
-        compiled = PrecisionConfig(student="bf16", teacher="bf16", compile=True)
-        found.append(Variant("distill bf16, models compiled", rows, compiled))
-    return found
 
 
 def measure(shape: Shape, rows: str, options: argparse.Namespace, results: Results) -> None:
     """All variants take turns, and between the rounds the matrix rate is measured."""
-    chosen = [v for v in variants(rows, options.compile) if re.search(options.only, v.name)]
+    chosen = [v for v in variants(rows) if re.search(options.only, v.name)]
     jobs = [Job(shape, variant, options.device, options.accumulate, options.rounds) for variant in chosen]
     workers = [Worker("benchmarks.step.beside_plain:train", job, options.threads) for job in jobs]
     tokens, width, device = shape.rows * shape.tokens, shape.width, torch.device(options.device)
@@ -95,27 +91,25 @@ def measure(shape: Shape, rows: str, options: argparse.Namespace, results: Resul
             **{f"as_fast_as_plain_{name}": ratio for name, ratio in ratios.items()},
             of_the_floor=floor_work / rate / own,
             gigaoperations=rate / 1e9,
-            peak_gib=worker.end().peak / 2**30,
             seconds_of_steps=times,
         )
+        worker.end()
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--shapes", help=f"of {', '.join(SHAPES)}")
+    parser.add_argument("--shapes", default="base,small,bundled", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--accumulate", type=int, default=8, help="micro-batches per step")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--rows", default="all,masked", help="that carry soft targets (causal pairs: targets)")
     parser.add_argument("--only", default="", help="variants whose name this regular expression finds")
-    parser.add_argument("--compile", action="store_true", help="also with precision.compile=true")
 
 
 def run(options: argparse.Namespace, results: Results) -> None:
     limit_spinning()  # as a run does
     if options.threads:
         torch.set_num_threads(options.threads)
-    shapes = options.shapes or ("base-512,base" if options.device == "cuda" else "base,small,bundled")
-    for name in shapes.split(","):
+    for name in options.shapes.split(","):
         for rows in ["targets"] if SHAPES[name].documents else options.rows.split(","):
             measure(SHAPES[name], rows, options, results)

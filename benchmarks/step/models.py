@@ -60,11 +60,8 @@ SHAPES = {
     "base": Shape(12, 6, 768, 30522, 8, 128),
     "small": Shape(4, 2, 256, 8192, 16, 128),
     "bundled": Shape(4, 2, 192, 6144, 16, 128),
-    "base-512": Shape(12, 6, 768, 30522, 16, 512),
     "tiny": Shape(2, 1, 64, 500, 2, 16),  # to try the script
     "gpt2": Shape(12, 6, 768, 50257, 8, 128, documents=3),
-    "gpt2-small": Shape(4, 2, 256, 8192, 16, 128, documents=3),
-    "gpt2-512": Shape(12, 6, 768, 50257, 16, 512, documents=3),
     "gpt2-tiny": Shape(2, 1, 64, 500, 2, 16, documents=3),
 }
 

@@ -39,22 +39,14 @@ class Shape(NamedTuple):
         return 2 * self.rows * self.vocabulary * (3 * self.student_width + self.teacher_width)
 
 
-SHAPES = {
-    "cpu": (
-        Shape(512, 6144, 256, 256),
-        Shape(2048, 6144, 256, 256),
-        Shape(4096, 6144, 256, 256),
-        Shape(154, 30522, 768, 768),
-        Shape(1024, 30522, 768, 768),
-        Shape(4096, 30522, 768, 768),
-    ),
-    "cuda": (
-        Shape(1024, 30522, 768, 768),
-        Shape(8192, 30522, 768, 768),
-        Shape(1024, 128256, 2048, 4096),
-        Shape(8192, 128256, 2048, 4096),
-    ),
-}
+SHAPES = (
+    Shape(512, 6144, 256, 256),
+    Shape(2048, 6144, 256, 256),
+    Shape(4096, 6144, 256, 256),
+    Shape(154, 30522, 768, 768),
+    Shape(1024, 30522, 768, 768),
+    Shape(4096, 30522, 768, 768),
+)
 
 
 @dataclass
@@ -189,7 +181,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, results: Results) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    shapes = [Shape(*map(int, shape.split("x"))) for shape in options.shapes or ()] or SHAPES[device.type]
+    shapes = [Shape(*map(int, shape.split("x"))) for shape in options.shapes or ()] or SHAPES
     measured = []
     for dtype in (getattr(torch, name) for name in options.dtypes):
         rate = matrix_rate(dtype, device)

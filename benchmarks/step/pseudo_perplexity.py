@@ -2,8 +2,7 @@
 
 The plain loop runs one masked copy at a time through the model as it is; minicons runs in the best of three batch
 sizes. All in fp32 have to give the same value; distill runs under bf16 autocast too, and its value is stated. Times are
-medians of interleaved rounds after one that warms up and is left out. The floor is distill's operations divided by the
-rate measured in the same run; `operations_of_plain` is how many the plain loop has for one of them.
+medians of interleaved rounds after one that warms up and is left out.
 """
 
 import argparse
@@ -16,8 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForMaskedLM, BatchEncoding
 
 from benchmarks.common import Results
-from benchmarks.step.models import matrix_rate
-from benchmarks.step.objective import medians, peak_bytes, timed
+from benchmarks.step.objective import medians, timed
 from distill.config.settings import (
     BackendConfig,
     EvaluateConfig,
@@ -54,7 +52,7 @@ CASES = [Case("bert-base", 1, 0.1), Case("bundled-teacher", 16, 0.1), Case("bund
 class Problem:
     """The same positions of the same rows, scored in every way. Rows are random tokens: only the work matters."""
 
-    def __init__(self, case: Case, length: int, batch_size: int, device: torch.device) -> None:
+    def __init__(self, case: Case, length: int, device: torch.device) -> None:
         torch.manual_seed(0)
         teacher, self.tokenizer, _ = load_teacher(TeacherConfig(path="bundled_small"))
         assert teacher is not None and self.tokenizer is not None
@@ -69,7 +67,7 @@ class Problem:
         # The measure reads as many logits as there are tokens.
         self.tokenizer.add_tokens([f"[further {number}]" for number in range(self.vocab - len(self.tokenizer))])
         masks = masked_lm(MASKING, self.tokenizer, np.ones(self.vocab, np.int64))
-        settings = EvaluateConfig(pseudo_perplexity=PseudoPerplexityConfig(fraction=self.share, batch_size=batch_size))
+        settings = EvaluateConfig(pseudo_perplexity=PseudoPerplexityConfig(fraction=self.share))
         scoring = Scoring(masks, self.tokenizer, settings, Single(BackendConfig(device=device.type)))
         self.measure = SinglePass(scoring)
         random = np.random.default_rng(0)
@@ -128,23 +126,11 @@ class Problem:
         paths: dict[str, Callable[[], float]] = {"plain": self.plain}
         best = None
         if with_minicons:
+            _ = self.minicons_copies  # which no time counts
             times = {size: timed(partial(self.minicons, size)) for size in MINICONS_BATCHES}
             best = min(times, key=times.__getitem__)
             paths["minicons"] = partial(self.minicons, best)
         return paths | {"distill": partial(self.distill, "fp32"), "distill bf16": partial(self.distill, "bf16")}, best
-
-    def operations(self) -> dict[str, float]:
-        """Operations of the matrix products: of the plain loop, and of distill."""
-        config, length, count = self.model.config, self.data.sequences.shape[1], len(self.positions)
-        width, heads, layers = config.hidden_size, config.num_attention_heads, config.num_hidden_layers
-        inner = config.hidden_dim if config.model_type == "distilbert" else config.intermediate_size
-        head = width * (width + self.vocab)
-        project, rest, attend = 3 * width**2, width**2 + 2 * width * inner, 2 * length * width
-        plain = count * length * (layers * (project + rest + attend) + head)
-        first = len(np.unique(self.positions // length)) * length * project + count * length * (rest + attend)
-        middle = count * length * (layers - 2) * (project + rest + attend)
-        last = count * (project + rest + 2 * length * heads * width)
-        return {"plain": 2.0 * plain, "distill": 2.0 * (first + middle + last + count * head)}
 
 
 def random_model(family: str, **fields: Any) -> Any:
@@ -179,26 +165,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cases", nargs="+", choices=[case.name for case in CASES])
     parser.add_argument("--rows", type=int, help="of every case, instead of its own number")
-    parser.add_argument("--share", type=float, help="of the positions that are scored, instead of a case's own")
     parser.add_argument("--length", type=int, default=128, help="positions of a row")
-    parser.add_argument(
-        "--batch-size", type=int, default=PseudoPerplexityConfig().batch_size, help="copies in one forward"
-    )
 
 
 def run(options: argparse.Namespace, results: Results) -> None:
     device, with_minicons = torch.device("cuda" if torch.cuda.is_available() else "cpu"), has_minicons()
-    rates = {"distill": matrix_rate(torch.float32, device), "distill bf16": matrix_rate(torch.bfloat16, device)}
-    measured = []
     for case in [case for case in CASES if not options.cases or case.name in options.cases]:
-        case = case._replace(rows=options.rows or case.rows, share=options.share or case.share)
-        problem = Problem(case, options.length, options.batch_size, device)
+        case = case._replace(rows=options.rows or case.rows)
+        problem = Problem(case, options.length, device)
         paths, batch = problem.paths(with_minicons)
-        measured.append((case, problem, paths, batch, *measure(paths, options.rounds)))
-    for case, problem, paths, batch, seconds, values in measured:  # after all timing: `peak_bytes` slows malloc down
-        count, operations = len(problem.positions), problem.operations()
+        seconds, values = measure(paths, options.rounds)
+        count = len(problem.positions)
         for name in paths:
-            floor = {"of_the_floor": operations["distill"] / rates[name] / seconds[name]} if name in rates else {}
             results.row(
                 case=case.name,
                 path=name,
@@ -210,10 +188,7 @@ def run(options: argparse.Namespace, results: Results) -> None:
                     for peer in ("plain", "minicons")
                     if peer in paths
                 },
-                **floor,
                 value=values[name],
                 differs=values[name] / values["plain"] - 1,
-                mib=peak_bytes(paths[name], device) / 2**20,
-                operations_of_plain=operations["plain"] / operations["distill"],
                 **({"batch": batch} if name == "minicons" else {}),
             )

@@ -1,11 +1,9 @@
 """The steps that `beside_peers.py` compares Distill's with, in an environment that has TRL and need not have Distill.
 
-All three run in the loop of TRL's GKDTrainer, that of transformers, with AdamW, clipping and a constant learning rate:
+Both run in the loop of TRL's GKDTrainer, that of transformers, with AdamW, clipping and a constant learning rate:
 
 * `trl`: GKDTrainer with beta=0, the forward divergence from full logits, and no sequences of the student's own, or,
   on-policy, with lmbda=1, completions alone;
-* `trl-chunked`: the loss of TRL's DistillationTrainer, which makes logits in tiles and makes them again in the backward
-  pass. That trainer learns from sequences that the student generates, so its loss is called here on given ones;
 * `distillkit`: DistillKit's `kl` on dense logits of a teacher that runs beside the student, written anew for this
   comparison after arcee-ai/DistillKit at a61c2e7 (`kl.py`, `trainer.py` and `signals.py` in `distillkit/`), which is on
   no package index and wants another TRL: both softmaxes in fp32, the divergence summed over the vocabulary, its mean
@@ -26,7 +24,6 @@ from torch.utils.data import SequentialSampler
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 from trl.experimental.gkd import GKDConfig, GKDTrainer
-from trl.trainer.distillation_trainer import _chunked_divergence_loss
 
 from benchmarks.step.turns import SEQUENCES, STUDENT, TEACHER, Over, PeerJob, Turns
 
@@ -38,25 +35,6 @@ class InOrder(GKDTrainer):
 
     def _get_train_sampler(self, *_: Any) -> SequentialSampler:
         return SequentialSampler(self.train_dataset)
-
-
-class Chunked(InOrder):
-    """With the loss that makes no full logits."""
-
-    def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        student, seen = self.accelerator.unwrap_model(model), seen_of(inputs)
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.args.bf16):
-            student_hidden = student.base_model(**seen, use_cache=False).last_hidden_state[:, :-1]
-            with torch.no_grad():
-                teacher_hidden = self.teacher_model.base_model(**seen, use_cache=False).last_hidden_state[:, :-1]
-            heads = [each.get_output_embeddings().weight for each in (student, self.teacher_model)]
-            counted = inputs["labels"][:, 1:] != -100
-            loss, _, _ = _chunked_divergence_loss(
-                student_hidden, teacher_hidden, *heads, counted, beta=0.0, num_items_in_batch=num_items_in_batch
-            )
-        return (loss, None) if return_outputs else loss
 
 
 class DistillKit(InOrder):
@@ -80,7 +58,7 @@ def seen_of(inputs: Any) -> dict[str, torch.Tensor]:
     return {name: inputs[name] for name in ("input_ids", "attention_mask")}
 
 
-LOSSES = {"trl": InOrder, "trl-chunked": Chunked, "distillkit": DistillKit}
+LOSSES = {"trl": InOrder, "distillkit": DistillKit}
 
 
 class AfterStep(TrainerCallback):

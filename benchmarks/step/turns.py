@@ -1,7 +1,7 @@
 """Training loops in processes that take turns, each perhaps in an environment of its own: needs Python and torch alone.
 
-A process trains and answers each call with the seconds of a step, and the last call with the peak of its memory and
-the versions of its packages, once it has written the student's weights.
+A process trains and answers each call with the seconds of a step, and the last call with the versions of its packages,
+once it has written the student's weights.
 """
 
 import importlib.metadata
@@ -43,13 +43,6 @@ class Over(Exception):
     """Enough steps were made."""
 
 
-class Ended(NamedTuple):
-    """What a process says in the end."""
-
-    peak: int  # bytes of memory that it had at most since it was warm
-    versions: dict[str, str]
-
-
 class Turns:
     """The side that trains: `after_step` is called after each of its steps, and waits for the next call."""
 
@@ -62,8 +55,6 @@ class Turns:
         _wait_for_gpu()
         seconds = time.perf_counter() - self.began
         self.steps += 1
-        if self.steps == WARM_UP:
-            Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
         if self.steps >= WARM_UP:
             self.calls.send(seconds)
             again = self.calls.recv()
@@ -83,7 +74,7 @@ def serve() -> None:
         import torch
 
         torch.save(student.state_dict(), turns.weights)
-    calls.send((_peak(), _versions()))
+    calls.send(_versions())
 
 
 class Worker:
@@ -108,12 +99,12 @@ class Worker:
         self.calls.send(True)
         return float(self.calls.recv())
 
-    def end(self, weights: Path | None = None) -> Ended:
-        """`weights`: where it leaves its student."""
+    def end(self, weights: Path | None = None) -> dict[str, str]:
+        """The versions of its packages; `weights`: where it leaves its student."""
         self.calls.send(weights)
-        ended = Ended(*self.calls.recv())
+        versions: dict[str, str] = self.calls.recv()
         self.process.wait()
-        return ended
+        return versions
 
 
 def take_turns(
@@ -134,16 +125,6 @@ def _wait_for_gpu() -> None:
 
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
-
-
-def _peak() -> int:
-    """Bytes of the GPU where it is used, otherwise of this process."""
-    import torch
-
-    if torch.cuda.is_initialized():
-        return torch.cuda.max_memory_allocated()
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
 def _versions() -> dict[str, str]:
