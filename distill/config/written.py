@@ -8,7 +8,7 @@ from typing import Any
 from distill.config.component import InMemory
 from distill.runtime.redaction import FROM_ENVIRONMENT, redact, redacted, remember
 
-VARIABLE = re.compile(r"\$\{oc\.env:\s*(\w+)")
+VARIABLE = re.compile(FROM_ENVIRONMENT.pattern + r"\s*['\"]?(\w+)")
 
 
 def without_environment(composed: Any) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def _escaped(value: Any) -> Any:
         return {name: _escaped(inner) for name, inner in value.items()}
     if isinstance(value, list):
         return [_escaped(inner) for inner in value]
-    if isinstance(value, str) and FROM_ENVIRONMENT in value:
+    if isinstance(value, str) and FROM_ENVIRONMENT.search(value):
         return re.sub(r"(?<!\\)\$\{", r"\\${", value)
     return str(value) if isinstance(value, InMemory) else value
 
@@ -59,6 +59,6 @@ def _compared(written: Any, resolved: Any) -> Any:
         return {key: _compared(inner, resolved[key]) for key, inner in written.items()}
     if isinstance(written, list):
         return [_compared(*pair) for pair in zip(written, resolved, strict=True)]
-    if not isinstance(written, str) or FROM_ENVIRONMENT not in written:
+    if not isinstance(written, str) or not FROM_ENVIRONMENT.search(written):
         return written
     return f"sha256 {hashlib.sha256(redact(str(resolved)).encode()).hexdigest()}"

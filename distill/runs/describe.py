@@ -102,8 +102,8 @@ def describe(
 
 
 def size_of(model: Any) -> dict[str, int]:
-    """Parameters and bytes of a model, as its part of the record calls them; zeros without one."""
-    return dict(zip(("parameters", "bytes"), (0, 0) if model is None else size(model), strict=True))
+    """Parameters and bytes of a model, as its part of the record calls them; empty without one."""
+    return {} if model is None else dict(zip(("parameters", "bytes"), size(model), strict=True))
 
 
 def _teacher(config: Config, pair: Pair, caches: dict[str, Cache]) -> facts.Teacher:
@@ -187,7 +187,7 @@ def call_of(make: Component, length: int, written: Mapping[str, Any]) -> str:
     """
     context = {"teacher": "...", "tokenizer": "tokenizer", "sequence_length": str(length)}
     _, arguments = make.bind(**context)
-    given = {name: written[name] for name in arguments if FROM_ENVIRONMENT in str(written.get(name))}
+    given = {name: written[name] for name in arguments if FROM_ENVIRONMENT.search(str(written.get(name)))}
     shown = {name: repr(value) for name, value in (arguments | given).items()} | context
     return ", ".join(f"{name}={shown[name]}" for name in arguments)
 

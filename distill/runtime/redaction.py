@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 MASK = "***"
-FROM_ENVIRONMENT = "${oc.env:"  # how a setting begins that is written as the name of a variable
+FROM_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:")  # how a setting begins that is written as the name of a variable
 OF_HUB = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
 # How the name of an environment variable ends that holds a secret, or that of a parameter of a URL.
-SECRET = re.compile(r"(?i)(?:^|[_-])(?:tokens?|keys?|secrets?|password|credentials?|auth|sas|sig|signature)(?:_\d+)?$")
+SECRET = re.compile(r"(?i)((token|key|secret|credential)s?|password|signature|(^|[_-])(auth|sas|sig))(_\d+)?$")
 SHORTEST = 4  # characters of a secret that is looked for in texts: a shorter one would be found everywhere
 PARAMETER = re.compile(r"""(?<=[?&])([\w.-]+)=(?!\$\{)[^&\s"'<>]*[^&\s"'<>,;.)\]}]""")  # of a URL
 LOGIN = re.compile(r"""(?<=://)[^/\s?#"'<>]+(?=@)""")  # user:password of an address, or a token alone

@@ -19,6 +19,7 @@ from distill.runtime.redaction import redact, redacted
         ("from https://me:pa55word@host/x", "from https://***@host/x"),
         ("https://host/x?sig=a1b2&v=2 fails", "https://host/x?sig=***&v=2 fails"),
         ("https://host/x?sig=${oc.env:MY_SIG}", "https://host/x?sig=${oc.env:MY_SIG}"),
+        ("https://host/x?apikey=s1&accessToken=t2", "https://host/x?apikey=***&accessToken=***"),
         ("https://host/x?mail=a@b.c", "https://host/x?mail=a@b.c"),
         ("mask_token: [MASK], loss: 3.2, api_key: null", "mask_token: [MASK], loss: 3.2, api_key: null"),
     ],
@@ -38,12 +39,14 @@ def test_what_is_written_has_the_names_of_variables(monkeypatch: pytest.MonkeyPa
     config = settings_of(
         "+objective.mine.thing=${oc.env:MY_KEY}", "+objective.mine.same=${objective.mine.thing}",
         "+objective.mine.url='s3://${oc.env:MY_KEY}@${seed}'", "seed='${oc.decode:${oc.env:MY_SEED}}'",
-        "+objective.mine.other=${train.keep}",
+        "+objective.mine.other=${train.keep}", "+objective.mine.spaced='${ oc.env :MY_KEY }'",
+        "+objective.mine.quoted='${oc.env:\"MY_KEY\"}'",
     )  # fmt: skip
     assert config.seed == 17 and config.objective.component("mine").arguments["same"] == KEY
     mine = config.written["objective"]["mine"]
     assert mine["thing"] == mine["same"] == "${oc.env:MY_KEY}" and mine["other"] == config.train.keep
     assert mine["url"] == "s3://***@${seed}" and config.written["seed"] == "${oc.decode:${oc.env:MY_SEED}}"
+    assert mine["spaced"] == "${ oc.env :MY_KEY }" and mine["quoted"] == '${oc.env:"MY_KEY"}'
     assert KEY not in str(config.written) and KEY not in str(config.compared)
 
 
