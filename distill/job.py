@@ -174,8 +174,8 @@ def make_evaluator(run: Run) -> tuple[Evaluator, Best | None]:
     # The teacher of a baseline has only given layers: it is not scored, nor brought to this rank's device.
     scored = pair.scored_teachers if run.objective.needs_teacher else []
     if (goal := Goal.of(config.optimize)) is not None:
-        agrees = run.objective.needs_teacher and pair.comparable and pair.kind.vocabulary
-        has_gap = bool(scored) and config.evaluate.baseline is not None
+        is_scored = bool(scored) and pair.teacher is not None
+        agrees, has_gap = is_scored and pair.kind.vocabulary, is_scored and config.evaluate.baseline is not None
         goal.check(evaluator.measures, names, run.objective.terms, agrees, has_gap)
     best = choose_best(config.train, evaluator.measures, names)
     check_memory(evaluator, [pair.student, *(member.model for member in scored)], sets)
@@ -186,6 +186,7 @@ def publish(training: Training, record: Record, page: RunPage, resolved: str) ->
     """Score the models, and write all that the run leaves, the report in place of its page; gives the record."""
     run, learner, state, evaluation = training.run, training.learner, training.state, training.evaluation
     record = record.changed(best=evaluation.load_best(learner.model, learner.optimizer, state.step))
+    learner.optimizer.state.clear()  # its memory is for the models that are scored side by side
     record = complete_record(record, run, state, evaluation).redacted()
     page.stop()
     write_outputs(run, record, resolved)

@@ -136,7 +136,7 @@ def step(
     with phase(EXCHANGE):
         summed = sync.all_reduce_gradients(packed)
     assert summed is not None
-    with phase(OPTIMIZER):
+    with phase(OPTIMIZER), run.ranks.computing():  # clipping and LAMB exchange norms of sharded weights
         if state.loss_scale.factor != 1:
             sync.scale(1 / state.loss_scale.factor)
         norm = clip_gradients(model, learner.settings.clip)

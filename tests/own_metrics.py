@@ -47,6 +47,14 @@ class MedianLogit(Metric):
         return values.double().quantile(0.5)
 
 
+class Apart(MedianLogit):
+    """With torchmetrics' default for lists, by which each of their tensors is exchanged by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("values", [])
+
+
 class Longest(Metric):
     """The widest stretch between the logits of a position."""
 

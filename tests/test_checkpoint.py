@@ -1,8 +1,6 @@
 """Checkpoints: going on is bitwise the same, damage is refused, a kill harms nothing."""
 
 import json
-import multiprocessing
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +10,11 @@ import pytest
 import tiny
 import torch
 from own_parts import Counter
-from tiny import Fit, assert_close, make_model, make_rows, objective_config, weights_of
+from tiny import Fit, assert_close, make_model, objective_config, weights_of
 
-from distill.config.settings import BackendConfig, TrainConfig
-from distill.distributed.single import Single
+from distill.config.settings import TrainConfig
 from distill.objective.running_mean import RunningMean
 from distill.runs import checkpoint
-from distill.runs.checkpoint import Checkpoints
 from distill.runs.state import State
 from distill.runtime import files
 from distill.runtime.errors import SettingError
@@ -207,36 +203,6 @@ def test_all_is_on_the_disk_before_a_checkpoint_has_its_name(saved: Fit, monkeyp
     saved.checkpoints.save(saved.state, saved.model, saved.made)
     written = ["model.safetensors", "optimizer.safetensors", "state.json", "SHA256SUMS", ".step-00000004.new"]
     assert done == [*written, "named step-00000004", "checkpoints"]
-
-
-def train_for_long(folder: Path, overlap: bool) -> None:
-    torch.set_num_threads(1)
-    rows, more = make_rows(20, shortest=5), {"epochs": 3000, "async_checkpoints": overlap}
-    make_fit(folder, tiny.make_tokenizer(), rows, make_model("bert", 1), **more).run()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("overlap", [False, True])
-def test_kill_9_in_the_middle(tmp_path: Path, tokenizer: Any, rows: np.ndarray, overlap: bool) -> None:
-    """A real process, killed at any moment; the same settings go on to the weights of an undisturbed run."""
-    process = multiprocessing.get_context("spawn").Process(target=train_for_long, args=(tmp_path / "killed", overlap))
-    process.start()
-    checkpoints = Checkpoints(tmp_path / "killed", 3, {}, Single(BackendConfig()))
-    deadline = time.monotonic() + 120
-    while (newest := checkpoints.newest()) is None or newest.name < "step-00000005":
-        assert time.monotonic() < deadline and process.is_alive()
-        time.sleep(0.002)
-    process.kill()
-    process.join()
-    teacher = make_model("bert", 1)
-    # A rate that hangs on the length of the run: both parts have to believe in the same 3000 epochs.
-    again = make_fit(tmp_path / "killed", tokenizer, rows, teacher, seed=8, epochs=3000).resume()
-    end = again.state.step + 3
-    killed_after(again, end)
-    whole = make_fit(tmp_path / "whole", tokenizer, rows, teacher, epochs=3000, save_every=10**6)
-    killed_after(whole, end)
-    assert_close(weights_of(again.student), weights_of(whole.student), rtol=0, atol=0)
-    assert again.losses() == whole.losses()[-len(again.losses()) :]
 
 
 # --- refusals ------------------------------------------------------------------------------------------------------

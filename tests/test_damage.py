@@ -115,14 +115,17 @@ ARTEFACTS: dict[str, tuple[Callable[..., Reader], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", ARTEFACTS)
+# A folder in the place of a file is named, and not made good.
+CASES = [
+    (name, damage) for name, case in ARTEFACTS.items() for damage in DAMAGES if damage != "a folder" or NAMED in case
+]
+
+
+@pytest.mark.parametrize(("name", "damage"), CASES)
 def test_damage_is_noticed_before_it_is_used(
     name: str, damage: str, tmp_path: Path, tokenizer: Any, teacher: Any, lines: list[str]
 ) -> None:
     opened, pattern, promise = ARTEFACTS[name]
-    if damage == "a folder" and promise != NAMED:
-        return
 
     def again() -> Any:
         return opened(tmp_path, tokenizer, teacher)()

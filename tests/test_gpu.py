@@ -75,6 +75,14 @@ def test_a_run_from_a_cached_teacher(shelf: Shelf, tmp_path: Path) -> None:
     assert_alike(tmp_path / DEVICE, tmp_path / "cpu", atol=2e-3)
 
 
+def test_a_student_that_is_narrowed_and_refitted(shelf: Shelf, tmp_path: Path) -> None:
+    fits = ["student.architecture=same", "student.intermediate_size=24", "student.refit=true", "train.epochs=1"]
+    for device in (DEVICE, "cpu"):
+        assert shelf.run(tmp_path / device / "run", f"backend.device={device}", *fits) == 0
+    scores = [results(tmp_path / device / "run")["student"]["perplexity"]["heldout"] for device in (DEVICE, "cpu")]
+    assert scores[0] == pytest.approx(scores[1], rel=0.02)
+
+
 def test_a_stopped_run_goes_on(shelf: Shelf, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     settings = [f"backend.device={DEVICE}", "schedule=constant", "schedule.warmup=0"]

@@ -597,4 +597,4 @@ def test_a_teacher_of_other_classes_is_refused(shelf: Shelf, tmp_path: Path, cap
 @of("mixture")
 def test_another_weight_is_another_run(job: Job, capfd: pytest.CaptureFixture) -> None:
     assert distill(*job.line(job.folder, "corpus.sources.notes.weight=2")) == 2
-    assert "corpus.order was" in capfd.readouterr().err
+    assert "sequences of books and is now" in capfd.readouterr().err

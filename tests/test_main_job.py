@@ -174,24 +174,6 @@ def test_compiled_models_train_as_the_others_do(shelf: Shelf, done: Path) -> Non
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-@pytest.mark.slow
-def test_a_run_ends_by_the_clock(shelf: Shelf) -> None:
-    assert shelf.run(shelf.root / "clock", "train.epochs=null", "train.minutes=0.002") == 0
-    found = results(shelf.root / "clock")
-    assert found["training"]["ended_by"] == "minutes" and found["student"]["perplexity"]["heldout"] > 1
-
-
-def test_a_users_own_recipe_sweep_and_student(shelf: Shelf, tmp_path: Path) -> None:
-    (tmp_path / "recipe").mkdir()
-    text = f"# @package _global_\ndefaults:\n  - {MAIN}\n  - _self_\ntrain: {{steps: 1}}\n"
-    (tmp_path / "recipe" / "mine.yaml").write_text(text)
-    sweep = [f"hydra.sweep.dir={tmp_path / 'sweep'}", "hydra.sweep.subdir=${hydra:job.num}", "seed=0,1", "--multirun"]
-    assert distill("--config-dir", str(tmp_path), "+recipe=mine", *shelf.settings()[1:], *sweep) == 0
-    first, second = (results(tmp_path / "sweep" / str(job)) for job in (0, 1))
-    assert first["training"]["steps"] == second["training"]["steps"] == 1 and first["recipe"] == "mine"
-    assert first["training"]["final_loss"] != second["training"]["final_loss"]
-
-
 # --- the start of ranks --------------------------------------------------------------------------------------------
 
 RANKS = ["+recipe=smoke", "backend=ddp", "backend.processes=2", "backend.device=cpu"]

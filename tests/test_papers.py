@@ -16,7 +16,6 @@ import pytest
 import yaml
 from job import ROOT, environment, library
 
-from distill.commands.cli import COMMANDS
 from distill.config import errors
 from distill.data import remote
 from distill.runtime.version import DISTRIBUTION, __version__, pip_install
@@ -167,15 +166,6 @@ def test_the_command_in_an_empty_folder_is_the_main_job(env: Path, tmp_path: Pat
     corpus = [f"corpus.path={library(tmp_path / 'books')}", "data.workers=1", "corpus.heldout=0.1"]
     in_env(env, tmp_path / "elsewhere", "python", "-m", "distill", "+recipe=smoke", *corpus, *cache)
     assert (tmp_path / "elsewhere" / "runs" / "smoke" / "report.html").is_file()
-
-
-@pytest.mark.slow
-def test_help_lists_every_command_and_loads_no_large_package(env: Path, tmp_path: Path) -> None:
-    shown = in_env(env, tmp_path, "distill", "--help")
-    assert all(f"\n  {name} " in shown for name in COMMANDS)
-    large = {"torch", "transformers", "datasets", "hydra", "numpy", "pandas", "matplotlib"}
-    code = f"import sys; from distill.commands.cli import main; main(['--help']); print({large} & {{*sys.modules}})"
-    assert in_env(env, tmp_path, "python", "-c", code).endswith("set()\n")
 
 
 @pytest.mark.slow

@@ -83,9 +83,8 @@ def test_further_losses(title: str, module: str, weights: dict[str, float], smal
     losses([*weights][-1], **(weights if len(weights) > 1 else {}))
 
 
-@BOTH
-def test_a_pair(page: Path, shelf: Shelf) -> None:
-    found = section("Add a pair", page)
+def test_a_pair(shelf: Shelf) -> None:
+    found = section("Add a pair", README)
     Path("my_configs/recipe").mkdir(parents=True)
     Path("my_configs/recipe/my_pair.yaml").write_text(found["yaml"])
     shutil.copytree(shelf.teacher / "student", "my_teacher")
@@ -124,9 +123,8 @@ def test_a_loss_on_other_outputs(shelf: Shelf) -> None:
     losses("class_gap", classes=1.0, soft_classes=1.0, class_gap=0.1)
 
 
-@BOTH
-def test_a_source(page: Path) -> None:
-    found = section("Add a source", page)
+def test_a_source() -> None:
+    found = section("Add a source")
     Path("my_sources.py").write_text(found["python"])
     Path("my_lines.txt").write_text("".join(book(number).replace("\n\n", "\n") for number in range(4)))
     run(found["sh"])

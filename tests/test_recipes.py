@@ -223,7 +223,7 @@ def test_the_tables_are_whole(capsys: Any) -> None:
     for rule, taken in rows:
         name = re.findall(r"`(\w+)`", rule)[0]
         assert choose_layers(name, 6, 12) == [int(number) for number in taken.split(",")]
-    assert "(or nothing)" in rows[0][0] and choose_layers(None, 6, 12) == choose_layers("every_second", 6, 12)
+    assert "`null`" in rows[0][0] and choose_layers(None, 6, 12) == choose_layers("every_second", 6, 12)
 
 
 @pytest.mark.parametrize("number", range(len(commands("Change one"))))

@@ -49,10 +49,10 @@ from distill.runtime.signals import handled
 from distill.tasks import Task, find_task
 from distill.tasks.classes import Classes
 from distill.tasks.mlm_sop import MlmSop
-from distill.teacher.members import load_members, title_of
+from distill.teacher.members import load_members, settings_by_member, title_of
 
 TEACHER = "the teacher"  # the name of its column
-UNDEFINED = ("bits_per_byte", "pearson", "spearman")  # measures that may be no numbers for a model that is right
+UNDEFINED = "bits_per_byte"  # a measure that may be no number for a model that is right: of no text
 OBJECTIVES = {"mlm": "mlm", "clm": "clm", "mlm_sop": "albert", "spans": "spans", "classes": "classes"}
 # The groups of settings that scoring reads; of the rest none would change anything.
 READ = ("corpus", "data", "evaluate", "precision", "teacher", "backend", "recipe")
@@ -250,9 +250,9 @@ def _check_model(
 def _refuse_no_numbers(name: str, scores: dict[str, dict[str, float]], config: Config) -> None:
     """Raises SettingError for a model with a score that is NaN: its outputs are not finite, and say nothing.
 
-    Measures of the user's may be, and so are correlations with what is constant, and bits for each byte of no text.
+    Measures of the user's may be, and so are bits for each byte of no text.
     """
-    certain = scores.keys() - {*config.evaluate.measures, *UNDEFINED}
+    certain = scores.keys() - {*config.evaluate.measures, UNDEFINED}
     bad = [(measure, data) for measure in certain for data, value in scores[measure].items() if math.isnan(value)]
     if bad:
         problem = f"its {bad[0][0]} on {bad[0][1]} is no number (NaN), as its outputs there are not finite"
@@ -413,3 +413,7 @@ def _check_settings(config: Config) -> None:
     ):
         if refused and value is not None:
             raise SettingError(problem, setting=setting, value=value, cure=cure)
+    for each in settings_by_member(config).values():
+        if each.model.served:
+            problem, setting = "a teacher on a server is not scored", f"{each.setting}.url"
+            raise SettingError(problem, setting=setting, value=each.model.url, cure="leave it out")

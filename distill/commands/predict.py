@@ -167,8 +167,9 @@ def _rows(stream: IO[Any], kind: str, quotes: bool | None) -> "Iterator[Record |
                 yield {"id": each["id"], "question": each["question"], "context": paragraph["context"]}
     else:
         for line in stream:
-            kind = kind or (".jsonl" if line.startswith("{") else ".txt")
-            text = line.rstrip("\r\n")
+            text = line.rstrip("\r\n").removeprefix("\ufeff")
+            if text.strip():  # the first one tells what standard input is
+                kind = kind or (".jsonl" if text.startswith("{") else ".txt")
             yield None if not text.strip() else json.loads(text) if kind == ".jsonl" else text
 
 

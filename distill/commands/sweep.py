@@ -146,7 +146,7 @@ def write_page(folder: Path, goal: str | None, renew: int | None = None) -> str:
 
     title = f"Sweep {folder.name}" + (", so far" if renew else "")
     try:
-        compared = ComparedRuns(find_runs([str(folder)]), goal)
+        compared = ComparedRuns(find_runs([str(folder)]), goal, "optimize")
         compared.write_pages(folder, title, renew)
     except Exception as error:
         if renew is None:

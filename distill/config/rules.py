@@ -79,7 +79,7 @@ def _of_causal(config: Config, terms: Terms, task: Any) -> Iterator[Refusal]:
     """What a causal model cannot have."""
     for name in [name for name, term in terms.items() if term.reads_first_position]:
         problem = "reads the first position of a sequence, which in a causal model sees no other"
-        yield f"objective.{name}", None, problem, f"set objective.{name}.weight=0, or objective.pooled.pooling=mean"
+        yield f"objective.{name}", None, problem, f"set objective.{name}.weight=0"
     if config.student.is_new and config.student.init == "neighbours":
         problem = f"for masked words, not for objective.task={config.objective.task}"
         yield "student.init", "neighbours", problem, "set student.init=random"
@@ -141,9 +141,6 @@ def _of_labels(config: Config, terms: Terms, task: Any) -> Iterator[Refusal]:
 def _of_teachers(config: Config, terms: Terms, task: Any) -> Iterator[Refusal]:
     """Caches that keep too little, and losses that read more than several teachers give."""
     teacher = config.teacher
-    if config.backend.shards_teacher and teacher.micro_batches > 1 and not (teacher.members or task.kind.vocabulary):
-        problem = "labelled texts differ in length, so that ranks would run a sharded teacher in different batches"
-        yield "teacher.micro_batches", teacher.micro_batches, problem, "set it to 1, or choose backend=ddp"
     caches = {f"teacher.members.{name}": one.cache or teacher.cache for name, one in teacher.members.items()}
     for number, (setting, cache) in enumerate((caches or {"teacher": teacher.cache}).items()):
         kept = cache.given(*KEPT)
@@ -155,11 +152,16 @@ def _of_teachers(config: Config, terms: Terms, task: Any) -> Iterator[Refusal]:
         f"teacher.members.{n}": one for n, one in teacher.members.items()
     }
     for number, (setting, one) in enumerate((frozen or {"teacher": teacher}).items()):
+        count = one.micro_batches or teacher.micro_batches
+        joins_sharded = config.backend.shards_teacher and count > 1
+        if joins_sharded and not task.kind.vocabulary:
+            problem = "labelled texts differ in length, so that ranks would run a sharded teacher in different batches"
+            yield f"{setting}.micro_batches", count, problem, "set it to 1, or choose backend=ddp"
         if one.served:
             yield from _of_served(config, terms, task, setting, one.cache or teacher.cache, number == 0)
         if one.context is not None:
             yield from _of_context(task, f"{setting}.context", one.context, one.cache or teacher.cache)
-            if config.backend.shards_teacher and (one.micro_batches or teacher.micro_batches) > 1:
+            if joins_sharded:
                 problem = "micro-batches differ in length, so that ranks would run a sharded teacher in other batches"
                 yield f"{setting}.context", one.context, problem, "set micro_batches of the teacher to 1"
     yield from _of_sources(config, terms)

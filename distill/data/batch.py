@@ -89,7 +89,8 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """A copy with all tensors on a device."""
-        return self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
+        # A copy to the host is read at once; one to a GPU is waited for by what computes there.
+        return self._mapped(lambda tensor: tensor.to(device, non_blocking=device.type != "cpu"))
 
     def pinned(self) -> "Batch":
         """A copy in page-locked memory, from which a GPU copies without the processor."""

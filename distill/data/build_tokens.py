@@ -151,7 +151,10 @@ def _make_missing(tasks: Sequence[Task], work: Sequence[Work], data: DataConfig,
         logger.info(f"resuming a preparation: {len(done):,} of {len(tasks):,} shards are done")
     missing = [task for task in tasks[host.number :: host.total] if task.number not in done]
     of_files = all(unit.shard.paths for unit in work)
-    few = sum(task.size for task in missing) <= (FEW_BYTES if of_files else FEW_ROWS)
+    few = len(missing) < 2 or (
+        all(unit.shard.size for unit in work)  # 0: not known, and perhaps large
+        and sum(task.size for task in missing) <= (FEW_BYTES if of_files else FEW_ROWS)
+    )
     # Other processes do not import the program, in whose file a user's class may stand.
     alone = few or any(type(unit.source).__module__ == "__main__" for unit in work)
     with workers(data, only_if=not alone) as pool:

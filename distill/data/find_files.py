@@ -150,8 +150,9 @@ def without_other_splits(files: list[File], split: str) -> list[File]:
 
 
 def has_split(files: Iterable[File], split: str) -> bool:
-    """Whether one of the files is called like a split and nothing else."""
-    return any(file.name.split(".")[0].lower() in _names_of(split) for file in files)
+    """Whether one of the files, or a folder that they lie in, is called like a split and nothing else."""
+    parts = {part for file in files for part in (file.name, *file.below.split("/"))}
+    return any(part.split(".")[0].lower() in _names_of(split) for part in parts)
 
 
 def _names_of(split: str) -> tuple[str, ...]:

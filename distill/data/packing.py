@@ -44,8 +44,9 @@ class Packing:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Everything here that decides the sequences, by name; that duplicates are counted does not."""
-        return {**self.described, "prompts": self.prompts, "fraction": self.fraction}
+        """Everything here that decides what is prepared, by name: the sequences, and whether duplicates are counted."""
+        counted = {"counted": True} if self.duplicates is Duplicates.count else {}
+        return {**self.described, "prompts": self.prompts, "fraction": self.fraction, **counted}
 
     @property
     def described(self) -> dict[str, Any]:
@@ -249,6 +250,9 @@ def tokens_of(document: Document, packing: Packing) -> np.ndarray:
         ids, loss_mask = _tokenized(document, packing)
     else:
         ids, loss_mask = document.ids, True if document.loss_mask is None else document.loss_mask
+        if len(ids) and not 0 <= ids.min() <= ids.max() < packing.num_ids:
+            problem = f"token ids from {ids.min()} to {ids.max()}, and the tokenizer has {packing.vocabulary:,} tokens"
+            raise SettingError(f"{document.name} has {problem}: give ids of the run's own tokenizer")
     begins = int(start is not None and document.add_bos)
     ends = int(end is not None and (document.ids is None or not len(ids) or ids[-1] != end))
     tokens = np.zeros(begins + len(ids) + ends, packing.dtype)

@@ -11,7 +11,7 @@ import lzma
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -239,21 +239,12 @@ def records(place: str, start: int = 0, stop: int | None = None, encoding: str |
             yield number, record
 
 
-def table_rows(
-    place: str,
-    fields: dict[str, str],
-    encoding: str | None = None,
-    quotes: bool | None = None,
-    header: Sequence[str] = (),
-    short: bool = False,
-) -> Numbered:
+def table_rows(place: str, fields: dict[str, str], encoding: str | None = None) -> Numbered:
     """The rows of a CSV or TSV file as records of texts by the names of its header, each with the number of its line.
 
     Args:
-        fields: the columns that are wanted, by the setting that names each.
-        quotes: whether a field in quotation marks may hold separators and ends of lines; None: in CSV, not in TSV.
-        header: the columns of files whose first line is a row already, and does not name what is wanted.
-        short: whether a row may lack fields at its end, which then its record lacks: GLUE's QQP has such.
+        fields: the columns that are wanted, by the setting that names each. In CSV, and not in TSV, a field in
+            quotation marks may hold separators and ends of lines.
 
     Raises:
         SettingError: a wanted column is not there.
@@ -261,22 +252,19 @@ def table_rows(
     """
     csv.field_size_limit(sys.maxsize)  # Python's own limit is 131,072 characters
     is_tsv = plain_name(place).endswith(".tsv")
-    quoting = csv.QUOTE_NONE if (is_tsv if quotes is None else not quotes) else csv.QUOTE_MINIMAL
+    quoting = csv.QUOTE_NONE if is_tsv else csv.QUOTE_MINIMAL
     names: list[str] = []
     text = (line for _, line in lines(place, encoding=encoding))
     rows = csv.reader(text, delimiter="\t" if is_tsv else ",", quoting=quoting, strict=True)  # type: ignore[arg-type]
     try:
         for row in filter(None, rows):
             if not names:
-                first = [name.strip() for name in row]
-                has_header = {*fields.values()} <= {*first} or len(first) != len(header)
-                names = first if has_header else [*header]
+                names = [name.strip() for name in row]
                 check_columns(fields, names, file_name(place))
-                if has_header:
-                    continue
-            if len(row) > len(names) or (len(row) < len(names) and not short):
+                continue
+            if len(row) != len(names):
                 raise csv.Error(f"{len(row)} fields, not the {len(names)} of its header")
-            yield rows.line_num, dict(zip(names, row, strict=False))
+            yield rows.line_num, dict(zip(names, row, strict=True))
     except csv.Error as error:
         raise InvalidFile(f"{file_name(place)}, line {rows.line_num:,}", str(error)) from error
 

@@ -96,16 +96,11 @@ def reachable(setting: str, url: str) -> Iterator[None]:
         ) from error
 
 
-def retried(
-    call: Callable[[], Result], what: str, attempts: int = ATTEMPTS, failed: Callable[[str], None] | None = None
-) -> Result:
+def retried(call: Callable[[], Result], what: str) -> Result:
     """The result of a call to storage, which is made again where it fails in a way that may pass.
 
     The pauses between two attempts are drawn from 0 to a limit that doubles each time, so that many processes that
     failed together do not come back together.
-
-    Args:
-        failed: gets the reason of each failure that is followed by another attempt.
 
     Raises:
         StorageFailed: every attempt has failed, or the call has raised it.
@@ -114,7 +109,7 @@ def retried(
         Interrupted: an attempt has failed, and a signal is to stop the process.
     """
     signals = in_force()
-    for attempt in range(1, attempts + 1):
+    for attempt in range(1, ATTEMPTS + 1):
         try:
             return call()
         except Exception as error:
@@ -122,14 +117,12 @@ def retried(
                 raise
             signals.raise_if_stopped()
             reason = f"{type(error).__name__}: {first_line(error)}"
-            if attempt == attempts:
+            if attempt == ATTEMPTS:
                 raise StorageFailed(
-                    f"{what}: storage has failed {attempts} times, at last with {reason}: restore access; the same "
+                    f"{what}: storage has failed {ATTEMPTS} times, at last with {reason}: restore access; the same "
                     "command then continues"
                 ) from error
             logger.debug(f"{what}: {reason}; attempt {attempt + 1}")
-            if failed is not None:
-                failed(reason)
             pause(random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2**attempt)), signals)
     raise AssertionError("no attempt was made")
 

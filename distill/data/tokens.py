@@ -51,7 +51,7 @@ class Text:
 
     sources: tuple[Source, ...]
     setting: str
-    path: str = ""  # as the user gave it
+    path: str = ""  # as the user gave it, if so
     max_sequences: int | None = None  # that training takes of it, so that no more of it is read; None: all
     name: str = ""  # of the text that prepared sequences stand for; else as its sources describe themselves
 
@@ -73,7 +73,8 @@ class Text:
         return [[contents_of(source.text_files, cache), source.identity, source.made_from] for source in self.sources]
 
     def error(self, problem: str, cure: str) -> SettingError:
-        return SettingError(problem, setting=f"{self.setting}.path", value=self.path, cure=cure)
+        setting = f"{self.setting}.path" if self.path else self.setting
+        return SettingError(problem, setting=setting, value=self.path or None, cure=cure)
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ def _need(text: Text | None, settings: Any, setting: str) -> Text:
 
 
 def _path_of(settings: Any) -> str:
-    return str(settings.path or settings.hub) if settings.made_by is None else settings.made_by.path
+    return str(settings.path or "") if settings.made_by is None else ""
 
 
 def prepare(

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
@@ -36,7 +38,8 @@ class Fsdp(Ddp):
                 "host already; leave it out"
             )
         if self.size == 1:
-            self._join_alone()
+            engine = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
+            dist.init_process_group(engine, store=dist.HashStore(), rank=0, world_size=1)
         self.mesh = self._make_mesh(settings.shard_size or self.size)
         self.shards_student, self.shards_teacher = settings.shards_student, settings.shards_teacher
         self._offloads = settings.offload_teacher
@@ -51,14 +54,13 @@ class Fsdp(Ddp):
             problem, cure = f"for {self.size} ranks", "give a number that divides them, such as the GPUs of a host"
             raise SettingError(problem, setting="backend.shard_size", value=shard_size, cure=cure)
         if shard_size == self.size:
-            return init_device_mesh(self.device.type, (self.size,))
-        shape = (self.size // shard_size, shard_size)
-        return init_device_mesh(self.device.type, shape, mesh_dim_names=("replicate", "shard"))
-
-    def _join_alone(self) -> None:
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1
-        )
+            mesh = init_device_mesh(self.device.type, (self.size,))
+        else:
+            shape = (self.size // shard_size, shard_size)
+            mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=("replicate", "shard"))
+        for group in mesh.get_all_groups():  # a mesh makes them with torch's own timeout
+            _set_pg_timeout(timedelta(seconds=self.settings.timeout), group)
+        return mesh
 
     def shard(self, model: nn.Module, blocks: Sequence[nn.Module], calls: int, trained: bool) -> None:
         # What is trained is stored in fp32, what is frozen as it was saved.
@@ -187,7 +189,8 @@ class Lockstep:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is None:  # else the others wait for this rank in vain, and the run ends
+        # What is refused inside `Ranks.agree` all say together; after another error they wait for this rank in vain.
+        if error is None or isinstance(error, SettingError):
             self.drain()
         for hook in self._hooks:
             hook.remove()

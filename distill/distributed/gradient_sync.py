@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor, nn
 
 from distill.distributed.bucket import MAX_STATS, Bucket
@@ -42,10 +41,6 @@ class GradientSync:
     def _plain_parameters(self, model: nn.Module) -> list[nn.Parameter]:
         """The parameters that every rank holds whole."""
         return list(model.parameters())
-
-    @property
-    def _wire_format(self) -> tuple[torch.dtype | None, float]:
-        return WIRE.get(self.ranks.settings.compression, (None, 1.0))
 
     def zero(self) -> None:
         """Set all gradients to zero in place; they have to stay views into the bucket."""
@@ -124,7 +119,7 @@ class GradientSync:
         values = self._bucket.flat[self._bucket.segments[number]]
         parts = list(values.chunk(self.ranks.stripes))
         gradients = wire = None
-        dtype, scale = self._wire_format
+        dtype, scale = WIRE.get(self.ranks.settings.compression, (None, 1.0))
         if dtype is not None:
             # Counts and losses stay exact: bfloat16 ends at 256 for consecutive integers.
             stats = self._bucket.stats if number == len(self._bucket.segments) - 1 else values[:0]

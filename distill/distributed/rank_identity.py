@@ -14,6 +14,7 @@ LIBRARIES = ("torch", "transformers", "numpy")
 NAMED = 3  # differences in the message
 # Last parts of the names of settings that a host may have its own values of.
 OF_A_HOST = ("path", "cache", "unlabelled", "tokenizer", "baseline", "device", "threads", "workers")
+OF_A_NODE = ("data.local", "data.local_bytes", "data.tokens")  # whole names, of its own disk and mount points
 
 
 def refuse_differing_settings(nested: dict[str, Any], ranks: Ranks) -> None:
@@ -22,13 +23,15 @@ def refuse_differing_settings(nested: dict[str, Any], ranks: Ranks) -> None:
     Ranks that score at different steps, for example, would wait for each other in different places.
 
     Args:
-        nested: the settings by their names. Paths and numbers of threads may differ between hosts.
+        nested: the settings by their names. Paths, numbers of threads and a node's own disk may differ.
 
     Raises:
         SettingError: on all ranks, naming the ranks that differ from rank 0, and in what.
     """
     settings = flatten(nested)
-    compared = {name: str(value) for name, value in settings.items() if name.rpartition(".")[2] not in OF_A_HOST}
+    free = {name for name in settings if name in OF_A_NODE or name.rpartition(".")[2] in OF_A_HOST}
+    compared = {name: str(value) for name, value in settings.items() if name not in free}
+    compared["evaluate.baseline"] = f"given: {settings.get('evaluate.baseline') is not None}"  # which all ranks score
     refuse_differing_ranks(compared | versions(), ranks)
 
 

@@ -81,19 +81,18 @@ def macro_f1(predicted: np.ndarray, right: np.ndarray) -> float:
 
 def matthews(predicted: np.ndarray, right: np.ndarray) -> float:
     """Matthews correlation of two classes, which is Pearson's of their indicators; 0 where one of them is constant."""
-    value = pearson(predicted == 1, right == 1)
-    return 0.0 if np.isnan(value) else value
+    return pearson(predicted == 1, right == 1)
 
 
 def pearson(predicted: np.ndarray, right: np.ndarray) -> float:
-    """Pearson's correlation; nan where one of the two is constant."""
+    """Pearson's correlation; 0 where one of the two is constant, which tells nothing of the other."""
     if np.all(predicted == predicted[0]) or np.all(right == right[0]):
-        return float("nan")
+        return 0.0
     return float(np.corrcoef(predicted, right)[0, 1])
 
 
 def spearman(predicted: np.ndarray, right: np.ndarray) -> float:
-    """Spearman's correlation: Pearson's of ranks, equal values sharing their mean rank; nan as for Pearson's."""
+    """Spearman's correlation: Pearson's of ranks, equal values sharing their mean rank."""
     return pearson(_ranks(predicted), _ranks(right))
 
 

@@ -21,9 +21,9 @@ from distill.runtime.errors import SettingError
 TITLES = {
     "f1": ("F1", "words shared with the best of the right answers, or of the class that is to be detected, in percent"),
     "exact": ("Exact match", "answers that are right word for word, in percent"),
-    "best_f1": ("F1, best threshold", "with the threshold for no answer that is best on this very set"),
-    "best_exact": ("Exact match, best threshold", "likewise"),
-    "has_answer_f1": ("F1 where there is an answer", "of these questions alone"),
+    "best_f1": ("F1, best threshold", "with the threshold for no answer that is best on this very set, in percent"),
+    "best_exact": ("Exact match, best threshold", "with the best threshold for it, in percent"),
+    "has_answer_f1": ("F1 where there is an answer", "of these questions alone, in percent"),
     "no_answer_exact": ("No answer recognised", "fraction of the questions without an answer, in percent"),
     "accuracy": ("Accuracy", "fraction of the examples whose class is right, in percent"),
     "macro_f1": ("F1, mean of the classes", "in percent"),

@@ -20,7 +20,8 @@ from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.measures import Scoring
 from distill.evaluation.sets import SEED, EvaluationSet
 from distill.evaluation.speed import uncompiled
-from distill.models.generation import complete
+from distill.models.generation import can_complete, complete
+from distill.models.precision import autocast
 from distill.runtime.seed import key
 
 TEMPERATURE = 0.7
@@ -51,15 +52,16 @@ def continue_with_each(
 ) -> dict[str, list[list[int]]]:
     """`continue_prompts` of each model by its name, on rank 0 alone; all ranks call it.
 
-    A model without `generate`, as one of the user's or several teachers together, writes nothing.
+    A module of the user's, and several teachers together, write nothing.
     """
     written: dict[str, list[list[int]]] = {}
     for name, model in models.items():
         # Of a sharded model the other ranks compute their part inside.
-        if hasattr(model, "generate"):
+        if can_complete(model):
             with evaluator.readers.timed(), evaluator.readers.opened(model) as reader, uncompiled([reader.model]):
                 if evaluator.ranks.rank == 0:
-                    written[name] = continue_prompts(reader.model, prompts, evaluator.scoring, count)
+                    with autocast(reader.precision, evaluator.ranks.device):
+                        written[name] = continue_prompts(reader.model, prompts, evaluator.scoring, count)
     evaluator.ranks.barrier()  # rank 0 may write for longer than the others wait in an exchange
     return written
 

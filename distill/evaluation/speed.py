@@ -101,7 +101,7 @@ def try_once(run: Callable[[], None], least_bytes: int, setting: str, ranks: Ran
         setting: what decides how large the batch is, with its value, for the message.
 
     Raises:
-        SettingError: on all ranks, where the memory of one does not suffice.
+        SettingError: on all ranks, where the memory of one does not suffice; of ranks that shard a model its own error.
     """
     problem, free = "", available(ranks)
     if free is not None and least_bytes > free:
@@ -111,7 +111,7 @@ def try_once(run: Callable[[], None], least_bytes: int, setting: str, ranks: Ran
         try:
             run()
         except (MemoryError, OSError, RuntimeError) as error:
-            if not is_out_of_memory(error):
+            if not is_out_of_memory(error) or (ranks.shards and ranks.size > 1):  # others wait in the midst of a model
                 raise
             problem = "takes more memory than there is"
         problems = ranks.gather(problem)

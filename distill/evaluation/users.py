@@ -26,7 +26,7 @@ TAKEN = {
     *("epoch", "step", "steps", "tokens", "seconds", "loss", "name", "parameters", "bytes", "tokens_per_second"),
     *("folder", "history", "objective", "cache", "perplexity", "pseudo_perplexity", "bits_per_byte", "bootstrap"),
     *("members", "origin", "start", "published", "remarks", "learning_rate", "sequences_per_step", "gap_closed"),
-    *("conclusions", "same_limits", "started_from"),
+    *("conclusions", "same_limits", "started_from", "top1", "kl"),
 }
 CURE = (
     "name a torchmetrics Metric, or a subclass of torchmetrics.Metric with update(logits, targets), compute() and "
@@ -108,6 +108,8 @@ class UserMeasures:
 
 def _make_metric(component: Component, ranks: Ranks) -> "Metric":
     """The Metric of a component, which exchanges its states by these ranks."""
+    from torchmetrics.utilities import dim_zero_cat
+
     metric = component()
     if not _is_metric(type(metric)):
         raise SettingError(f"{component.setting}._target_={component.path} gives no Metric: {CURE}")
@@ -118,6 +120,12 @@ def _make_metric(component: Component, ranks: Ranks) -> "Metric":
         )
     for part in metric.modules():  # a Metric may consist of others
         if _is_metric(type(part)):
+            kept = {name for name, default in part._defaults.items() if isinstance(default, list)}
+            if ranks.size > 1 and any(part._reductions[name] is not dim_zero_cat for name in kept):
+                raise SettingError(
+                    f"{component.setting}._target_={component.path} keeps {', '.join(kept)} as a list, of which ranks "
+                    "have different numbers of tensors: declare it with dist_reduce_fx='cat'"
+                )
             # What the base class takes in the constructor, which subclasses need not pass on.
             part.dist_sync_fn = lambda state, group=None: gather(state, ranks)
             part.distributed_available_fn = lambda: ranks.size > 1

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.data.sequence_format import padding_of
 from distill.distributed import Ranks
+from distill.distributed.ranks import LOST
 from distill.distributed.shard import device_of, local, plain_class
 from distill.models.blocks import depth_of, in_evaluation_mode
 from distill.models.kind import CAUSAL, CLASSES, MASKED, ModelKind, kind_in_memory
@@ -42,6 +43,8 @@ def check_model(model: Any, setting: str, kind: ModelKind = MASKED) -> None:
         pairs = _read_and_expected(model, kind, depth)
         outputs_of_few(model, LAST_STATE, documents=torch.tensor([[0] * 6 + [-1] * 2]))  # padded, as short ones are
     except UNFIT as error:
+        if LOST.search(str(error)):
+            raise
         raise SettingError(
             f"{setting}: {name} lacks a part of a language model: base_model, get_output_embeddings() and a forward "
             f"that calls both ({first_line(error)}); see {EXAMPLE}"
@@ -142,6 +145,8 @@ def check_length(model: Any, setting: str, length: int) -> None:
     try:
         outputs_of_few(model, LAST_STATE, torch.zeros(1, length, dtype=torch.long))
     except UNFIT as error:
+        if LOST.search(str(error)):
+            raise
         raise SettingError(
             f"{setting}: {plain_class(model).__name__} cannot read corpus.sequence_length={length} tokens "
             f"({first_line(error)}): lower it"

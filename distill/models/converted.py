@@ -271,7 +271,8 @@ def _merge(folder: Path, base: str, new: Path) -> None:
     with safe_open(folder / ADAPTED, "pt") as tensors:
         stored = {name.removeprefix("base_model.model."): name for name in tensors.keys()}  # noqa: SIM118
         if str(getattr(adapters.task_type, "value", adapters.task_type)) == "SEQ_CLS":
-            cls, heads = transformers.AutoModelForSequenceClassification, [*filter(_is_classifier, stored)]
+            cls = transformers.AutoModelForSequenceClassification
+            heads = [name for name in stored if name.endswith(CLASSIFIERS)]
             fields = {"num_labels": tensors.get_slice(stored[heads[-1]]).get_shape()[0]} if heads else {}
     model, report = cls.from_pretrained(
         base, dtype=torch.float32, use_safetensors=True, output_loading_info=True, **fields
@@ -289,7 +290,3 @@ def _merge(folder: Path, base: str, new: Path) -> None:
     if not source.is_dir():
         AutoTokenizer.from_pretrained(base).save_pretrained(new)
     (new / ORIGIN).write_text(json.dumps(asdict(Origin(folder.name)), indent=1) + "\n", encoding="utf-8")
-
-
-def _is_classifier(name: str) -> bool:
-    return name.endswith(CLASSIFIERS)

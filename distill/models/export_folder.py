@@ -21,6 +21,7 @@ from distill.distributed.shard import plain_class
 from distill.models.blocks import in_evaluation_mode
 from distill.models.check import UNFIT, alike
 from distill.models.converted import quietly
+from distill.models.kernels.masks import FLASH, attention_of
 from distill.models.language_model import pooled_width
 from distill.models.pooling import MEAN, SavedPooling, save_pooling
 from distill.models.pooling import OF_EXPORT as OF_POOLING
@@ -65,7 +66,7 @@ def export(
     Raises:
         SettingError: what loads from the folder is another model; then there is no folder.
     """
-    with atomic(folder, durable) as new:
+    with atomic(folder, durable) as new, _by_sdpa(student):
         weights = _write_weights(student, new)
         _write_tokenizer(tokenizer, student, new)
         if card is not None:
@@ -251,6 +252,19 @@ def _refuse(**wrong: Any) -> None:
             f"The student cannot be exported: what loads from its folder is another model (weights {'; '.join(kinds)});"
             " build it without wrappers that its class does not know"
         )
+
+
+@contextmanager
+def _by_sdpa(student: Any) -> Iterator[None]:
+    """While it is open a student that trains by flash attention, which takes no fp32, attends by torch's SDPA."""
+    if not (name := attention_of(student)).startswith(FLASH):
+        yield
+        return
+    student.set_attn_implementation("sdpa")
+    try:
+        yield
+    finally:
+        student.set_attn_implementation(name)
 
 
 @contextmanager

@@ -56,15 +56,23 @@ class InverseCDF(LogitsProcessor):
         if self.temperature == 0:
             token = logits.argmax(-1, keepdim=True)
         else:
-            kept = self.filters(input_ids, logits / self.temperature)  # type: ignore[arg-type]
+            # torch refuses a GPU's running sums under `precision.deterministic`, those of top_p too.
+            device = "cpu" if torch.are_deterministic_algorithms_enabled() else logits.device
+            kept = self.filters(input_ids, (logits / self.temperature).to(device))  # type: ignore[arg-type]
             cumulative = kept.softmax(-1).double().cumsum(-1)
             cumulative = cumulative / cumulative[:, -1:]  # to exactly 1, which no number reaches
             # Above the number, so that a token of probability 0 is never drawn; of logits that are nan the last is.
-            token = torch.searchsorted(cumulative, self.uniforms[:, place : place + 1].contiguous(), right=True)
+            numbers = self.uniforms[:, place : place + 1].to(device).contiguous()
+            token = torch.searchsorted(cumulative, numbers, right=True).to(logits.device)
             token = token.clamp(max=logits.shape[1] - 1)
         self.log_probs[:, place] = log_probs.gather(1, token)[:, 0]
         self.entropy[:, place] = -(log_probs.exp() * log_probs.nan_to_num(neginf=0.0)).sum(-1)
         return torch.full_like(scores, -torch.inf).scatter_(1, token, 0.0)
+
+
+def can_complete(model: Any) -> bool:
+    """Whether a model has the `generate` of transformers, or of PEFT; one of a module of the user's is another."""
+    return hasattr(model, "generate") and hasattr(model, "generation_config")
 
 
 @torch.no_grad()

@@ -28,6 +28,12 @@ def weight_of(projection: Any) -> Tensor:
     return weight if isinstance(projection, Conv1D) else weight.T
 
 
+def projected(name: str, projection: Any, weight: Tensor, bias: Tensor) -> dict[str, Tensor]:
+    """The weights [F, H] and [1, H], or none, under the names and in the form of a projection."""
+    weight = weight if isinstance(projection, Conv1D) else weight.T
+    return {f"{name}.weight": weight} | ({f"{name}.bias": bias[0]} if len(bias) else {})
+
+
 def width_of(model: Any) -> int | None:
     """The neurons F of each MLP; None where they are not known."""
     block = block_list(model.base_model, depth_of(model))[0]

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from distill.config.settings import StudentConfig
 from distill.data.batch import Batch
@@ -29,7 +28,7 @@ from distill.models.blocks import block_list, depth_of
 from distill.models.kind import ModelKind
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.models.layers import block_prefix
-from distill.models.mlp import projection_of
+from distill.models.mlp import projected, projection_of, weight_of
 from distill.models.precision import at_least_fp32
 from distill.models.student import from_layers
 from distill.runtime.errors import SettingError
@@ -75,7 +74,7 @@ def refit(start: Start, teacher: Any, kind: ModelKind, precision: str, batches: 
         SettingError: the family is not known, or states are not finite.
     """
     settings, chosen, narrowed = start
-    made = dict(narrowed)
+    made = {name: weight.to(batches[0].ids.device) for name, weight in narrowed.items()}
 
     def cut(settings: StudentConfig, layers: list[int]) -> LanguageModel:
         model = from_layers(settings, teacher, layers, kind, alias=True)
@@ -93,9 +92,7 @@ def refit(start: Start, teacher: Any, kind: ModelKind, precision: str, batches: 
 
 
 @torch.no_grad()
-def fit(
-    student: LanguageModel, teacher: LanguageModel, batches: list[Batch], penalty: float = PENALTY
-) -> tuple[dict[str, Tensor], float, float]:
+def fit(student: LanguageModel, teacher: LanguageModel, batches: list[Batch]) -> tuple[dict[str, Tensor], float, float]:
     """Fit the last block of a cut student to the last one of a cut teacher: weights by name in it, errors as `Fitted`.
 
     Every position counts but padding. That of the first token has a state like no other, a hundred times as large, to
@@ -103,9 +100,8 @@ def fit(
     copied, 2,099 without the first positions, 73 with them).
     """
     block, name, norm = last_block(student.model)
-    layer, factor = block.get_submodule(name), factor_of(student, batches[0])
-    transposed = isinstance(layer, Conv1D)
-    old = (layer.weight if transposed else layer.weight.T).double()
+    layer: Any = block.get_submodule(name)
+    factor, old = factor_of(student, batches[0]), weight_of(layer).double()
     features = len(old)
     old = old if layer.bias is None else torch.cat([old, layer.bias.double()[None]])
     gram, moment, squares, count = old.new_zeros(len(old), len(old)), torch.zeros_like(old), old.new_zeros(()), 0
@@ -118,15 +114,13 @@ def fit(
         moment += z.T @ (scale * y)
         squares += (scale * y.square()).sum()
         count += y.numel()
-    new = solve(gram, moment, old, penalty)
+    new = solve(gram, moment, old, PENALTY)
 
     def error(weight: Tensor) -> float:
         summed = squares - 2 * (weight * moment).sum() + (weight * (gram @ weight)).sum()
         return float((summed.clamp(min=0) / count).sqrt())
 
-    weights = {f"{name}.weight": new[:features] if transposed else new[:features].T}
-    if layer.bias is not None:
-        weights[f"{name}.bias"] = new[features]
+    weights = projected(name, layer, new[:features], new[features:])
     if norm is not None:
         of_teacher = last_block(teacher.model)[0].get_submodule(norm)
         weights |= {f"{norm}.{part}": weight.clone() for part, weight in of_teacher.named_parameters()}
@@ -154,8 +148,8 @@ def last_block(model: Any) -> tuple[Any, str, str | None]:
     return block, name, next((norm for norm in NORMS if norm in modules), None)
 
 
-def _refused(problem: str, cure: str = "leave it at false") -> SettingError:
-    return SettingError(problem, setting="student.refit", value="true", cure=cure)
+def _refused(problem: str, cure: str = "set it to false") -> SettingError:
+    return SettingError(problem, setting="student.refit", cure=cure)
 
 
 def factor_of(model: LanguageModel, batch: Batch) -> float:
@@ -176,7 +170,7 @@ def read_end(model: LanguageModel, batch: Batch, without: bool = False) -> tuple
     block, name, norm = last_block(model.model)
     seen: dict[str, Tensor] = {}
 
-    def projected(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+    def gives(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
         seen.update(z=inputs[0], output=output)
         return torch.zeros_like(output) if without else None
 
@@ -184,7 +178,7 @@ def read_end(model: LanguageModel, batch: Batch, without: bool = False) -> tuple
         seen["sum"] = inputs[0] if norm is not None else output if isinstance(output, Tensor) else output[0]
 
     with ExitStack() as hooks:
-        hooks.callback(block.get_submodule(name).register_forward_hook(projected).remove)
+        hooks.callback(block.get_submodule(name).register_forward_hook(gives).remove)
         hooks.callback(block.get_submodule(norm or "").register_forward_hook(ended).remove)
         model(batch.inputs, batch.documents, OutputSpec(layers=(LAST,)))
     everywhere = torch.ones_like(batch.ids, dtype=torch.bool)

@@ -22,7 +22,7 @@ from torch import Tensor
 from distill.data.batch import Batch
 from distill.models.blocks import block_list, depth_of
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
-from distill.models.mlp import projection_of, take_neurons, weight_of
+from distill.models.mlp import projected, projection_of, take_neurons, weight_of
 from distill.models.precision import at_least_fp32
 from distill.models.refit import solve
 
@@ -74,7 +74,7 @@ def narrow(
             copied = new = old[kept]
             if fits:
                 new = solve(moment[kept][:, kept].double(), (moment[kept] @ old).double(), copied.double(), PENALTY)
-                weights |= _projected(name, projection, new[:kept_width], new[kept_width:])
+                weights |= projected(name, projection, new[:kept_width], new[kept_width:])
             before, after = (_error(moment, old, kept, each.to(old)) for each in (copied, new))
             fp32 = {part: weight.detach().float().contiguous().clone() for part, weight in weights.items()}
             yield Narrowed(layer, fp32, before, after)
@@ -106,12 +106,6 @@ def _moments(teacher: LanguageModel, blocks: dict[int, Any], name: str, batches:
             counted.append(None if batch.documents is None else (batch.documents >= 0).flatten())
             teacher(batch.inputs, batch.documents, OutputSpec(layers=(LAST,)))
     return moments
-
-
-def _projected(name: str, projection: Any, weight: Tensor, bias: Tensor) -> dict[str, Tensor]:
-    """The weights [F, H] and [1, H], or none, under the names and in the form of a projection."""
-    transposed = weight_of(projection) is projection.weight
-    return {f"{name}.weight": weight if transposed else weight.T} | ({f"{name}.bias": bias[0]} if len(bias) else {})
 
 
 def _error(moment: Tensor, old: Tensor, kept: Tensor, weight: Tensor) -> float:

@@ -137,7 +137,7 @@ def build_objective(
     temperatures = {name: schedule for name, schedule in schedules.items() if schedule is not None}
     on_logits = [term for term in terms.values() if isinstance(term, VocabularyTerm)]
     all_rows = reads_all_rows(terms.values())
-    fraction = 1.0 if all_rows else settings.masking.mlm_probability
+    fraction = settings.masking.mlm_probability if not all_rows and settings.task.startswith("mlm") else 1.0
     # The temperature is a constant of the compiled code: with another one in each step it would be compiled in each.
     compiles = any(by_hand(on_logits, all_rows)) and precision.kernels != "plain" and not temperatures
     compiled = compiles and pays_to_compile(settings, precision, device, fraction * num_positions * vocab)

@@ -317,7 +317,7 @@ def comparison(record: Record) -> Drawn:
             model: (
                 MODELS[model],
                 marker,
-                {row: [value] for row, value in of.items() if is_number(value) and value > 0},
+                {row: [value] for row, value in of.items() if is_number(value)},
             )
             for (model, of), marker in zip(scores.items(), "sod", strict=False)
         }

@@ -190,7 +190,7 @@ class Renewer:
 
 
 class RunPage:
-    """The page of a run from its first minute on; a context manager that writes the error where the run fails.
+    """The page of a run from its second minute on; a context manager that writes the error where the run fails.
 
     Rank 0 alone writes, every `report.every` seconds, into a folder in which no other process is at work. Nothing is
     written over a finished run before `begin`. A run that is refused before `describe` leaves what was there.

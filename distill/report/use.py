@@ -88,5 +88,7 @@ def use_of_student(origin: Origin | None, name: str, is_chat: bool = False) -> U
     if origin.encodes in VECTORS:
         of_text = "a state for each token of a text" if origin.encodes == "states" else "a vector for a text"
         does = f"It gives {of_text}; its head, which would predict tokens, was not trained."
-        return use._replace(kind="vectors", task="feature-extraction", does=does, vectors=VECTORS[origin.encodes])
+        form = "torch.nn.functional.normalize({})" if origin.normalizes and origin.encodes != "states" else "{}"
+        vectors = form.format(VECTORS[origin.encodes])
+        return use._replace(kind="vectors", task="feature-extraction", does=does, vectors=vectors)
     return use._replace(kind="chat", does="It answers in a conversation.") if is_chat and use.kind == "causal" else use

@@ -172,11 +172,11 @@ def advice(record: Record, folder: Path) -> str:
     if record.teacher is None or record.baseline is not None or not command or PREFIX in command:
         return ""
     task = record.identity.get("objective.task", "")
-    words, of_model = [word for word in shlex.split(command) if not OF_TEACHER.match(word)], ""
+    words, of_model = [word for word in shlex.split(command) if not OF_TEACHER.match(word.lstrip("+~"))], ""
     if record.starts_fine_tuned:
         found = record.identity.get("student.layers") == AUTO  # by the predictions of a head, which MODEL lacks
         of_search = ("student.layers=", "student.num_layers=", "student.search_seconds=") if found else ()
-        words = [word for word in words if not word.startswith(("teacher", *of_search))] + FAIR_TEACHER
+        words = [word for word in words if not word.lstrip("+~").startswith(("teacher", *of_search))] + FAIR_TEACHER
         words += [f"student.layers={record.student.start.layers}".replace(" ", "")] * found
         of_model = " (MODEL: what the teacher was fine-tuned from)"
     if record.student.start.refit is not None:

@@ -33,10 +33,10 @@ def check(config: Config, folder: Path | None = None) -> None:
     task = find_task(config.objective.task, terms.values())
     for name, term in terms.items():
         heads = {*term.student_reads.extra, *term.teacher_reads.extra} - {*task.kind.heads}
-        problem = ""
+        problem, reads_vocabulary = "", term.student_reads.head or term.teacher_reads.head
         if term.task not in ("", *task.labels):
             problem = f"is a term of objective.task={task_of(term.task)}, but"
-        elif heads or (isinstance(term, VocabularyTerm) and not task.kind.vocabulary):
+        elif heads or (not task.kind.vocabulary and (isinstance(term, VocabularyTerm) or reads_vocabulary)):
             problem = f"reads a head {f'for {min(heads)}' if heads else 'over the vocabulary'}, which is not one of"
         if problem:
             raise SettingError(
@@ -79,7 +79,7 @@ def _check_optimizer(config: Config) -> None:
     unknown = {"total_steps"} if length is not None and train.epochs is not None else set[str]()
     unknown |= {"peak_lr"} if math.isinf(peak) else set()
     _, arguments = config.schedule.make.bind(total_steps=length, peak_lr=peak)
-    # One of the user's may make a table of so many steps, or divide by such a rate: `job.choose_schedule` tries it with
-    # the real numbers.
+    # One of the user's may make a table of so many steps, or divide by such a rate: `make_learner` tries it with the
+    # real numbers.
     if not is_users(config.schedule.make.path) or not unknown & arguments.keys():
         make_schedule(config.schedule.make, length, peak)

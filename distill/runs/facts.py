@@ -401,7 +401,7 @@ class Training(Part):
 
 
 class Rings(Part):
-    asked: int | None = field(None, "As `backend.rings` asks for.")
+    asked: int | str | None = field(None, "As `backend.rings` asks for; 0.1.0 wrote a text.")
     in_force: int | None = field(None, "Connections that were used.")
     engine: str | None = field(None, "The library that made them.")
 

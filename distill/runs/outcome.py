@@ -64,13 +64,14 @@ def complete_record(begun: Record, run: Run, state: State, evaluation: PeriodicE
 def score_models(begun: Record, run: Run, state: State, evaluation: PeriodicEvaluation) -> Record:
     """The record with the scores of teacher, student and, where `evaluate.baseline` names one, the no-teacher baseline.
 
-    Several teachers have one entry for their mean, with each of them in its `members`.
+    Several teachers have one entry for their mean, if `Pair.teacher` is one, with each of them in its `members`.
     """
     pair, evaluator, sets = run.pair, evaluation.evaluator, run.data.sets
     # A baseline only starts from its teacher's layers, and is not compared with it; a teacher with another tokenizer
     # has no score on the student's tokens.
     teachers = pair.scored_teachers if begun.teacher else []
-    models: dict[str, Any] = {"teacher": pair.teacher} if teachers else {}
+    together = pair.teacher if teachers else None
+    models: dict[str, Any] = {} if together is None else {"teacher": together}
     models |= {f"teacher {member.name}": member.model for member in teachers if member.name}
     models["student"] = pair.student
     if run.baseline is not None:
@@ -81,16 +82,17 @@ def score_models(begun: Record, run: Run, state: State, evaluation: PeriodicEval
     of_task = [measure.name for measure in evaluator.measures if measure.name not in run.config.evaluate.measures]
     refuse_diverged(run, state, {name: student.scores.get(name, {}) for name in of_task})
     if teacher is not None and teachers:
-        members = {name: part.changed(**scored[f"teacher {name}"]) for name, part in teacher.members.items()}
-        teacher = teacher.changed(**scored["teacher"], members=members)
+        members = {name: part.changed(**scored.get(f"teacher {name}", {})) for name, part in teacher.members.items()}
+        teacher = teacher.changed(**scored.get("teacher", {}), members=members)
     agreement = None
-    if models.get("teacher") is not None and pair.kind.vocabulary:
-        agrees = evaluator.agree(pair.student, models["teacher"], sets)
+    if together is not None and pair.kind.vocabulary:
+        agrees = evaluator.agree(pair.student, together, sets)
         agreement = {name: facts.Agreement(**of_set) for name, of_set in agrees.items()}
     if baseline is not None:
         model = models["baseline"]
         baseline = baseline.changed(name=type(model).__name__, **size_of(model), **scored["baseline"])
-        parts = {"student": student, "baseline": baseline} | ({"teacher": teacher} if teacher and teachers else {})
+        parts = {"student": student, "baseline": baseline}
+        parts |= {"teacher": teacher} if teacher and "teacher" in models else {}
         baseline = compare_with_baseline(baseline, parts, losses, evaluation, state.step)
     return begun.changed(
         teacher=teacher,
@@ -142,8 +144,7 @@ def score_each(
     scored, losses = dict[str, dict[str, Any]](), Losses()
     for (name, model), speed in zip(models.items(), speeds, strict=True):
         known = evaluation.scores_at(step) if name == "student" else None
-        scores, by_sequence = known or evaluation.score(model, name, sets)
-        losses[name] = by_sequence or {}
+        scores, losses[name] = known or evaluation.evaluator.score_by_sequence(model, name, sets)
         scored[name] = {"tokens_per_second": speed, **scores}
     return scored, losses
 

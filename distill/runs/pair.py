@@ -19,6 +19,7 @@ from distill.data.batches import Batches
 from distill.distributed import Ranks
 from distill.distributed.shard import empty_copy, put_together
 from distill.evaluation.readers import MeanModel
+from distill.evaluation.speed import uncompiled
 from distill.models.check import (
     check_packing,
     check_positions,
@@ -28,6 +29,7 @@ from distill.models.check import (
     set_padding,
 )
 from distill.models.export_folder import try_export
+from distill.models.generation import can_complete
 from distill.models.kind import ModelKind
 from distill.models.load import load_pretrained, load_tokenizer
 from distill.models.loaded import load_weights, model_digest, saved_digest
@@ -100,10 +102,14 @@ class Pair(Teachers):
 
     @property
     def teacher(self) -> Any | None:
-        """The only teacher, or the mean of several; None for none, and where one of them has no model."""
-        if len(with_models(self.teachers)) < len(self.teachers):
+        """The only teacher, or the mean of several.
+
+        None for none, and where one has no model here or, of several, teaches some sources alone.
+        """
+        several = len(self.teachers) > 1
+        if any(one.model is None or (several and one.of_sources) for one in self.teachers):
             return None
-        if len(self.teachers) > 1:
+        if several:
             return MeanModel([member.model for member in self.teachers], [member.weight for member in self.teachers])
         return self.teachers[0].model if self.teachers else None
 
@@ -127,7 +133,8 @@ class Pair(Teachers):
         """The student as one model, on rank 0 alone where it is sharded over ranks; all ranks call it."""
         if self.skeleton is None:
             return self.student
-        return put_together(self.student, self.skeleton, ranks.rank == 0)
+        with ranks.computing():
+            return put_together(self.student, self.skeleton, ranks.rank == 0)
 
 
 def load_teachers(config: Config, task: Task, terms: dict[str, Term], ranks: Ranks) -> Teachers:
@@ -138,7 +145,9 @@ def load_teachers(config: Config, task: Task, terms: dict[str, Term], ranks: Ran
     """
     kind = task.teacher_kind(config.student)
     reads_head = any(
-        not kind.vocabulary or isinstance(term, VocabularyTerm) for term in terms.values() if term.needs_teacher
+        not kind.vocabulary or isinstance(term, VocabularyTerm) or term.teacher_reads.head
+        for term in terms.values()
+        if term.needs_teacher
     )
     reads_head |= layers_are_open(config.student)  # which are searched for by the teacher's predictions
     # A callable of the user's, and a run that only starts from layers, get it on the host.
@@ -185,10 +194,12 @@ def make_pair(
     Raises:
         SettingError: it does not.
     """
-    reads_head = not all(term.needs_teacher and term.across_tokenizers for term in terms.values())
+    reads_head = any(
+        one.student_reads.head or not (one.needs_teacher and one.across_tokenizers) for one in terms.values()
+    )
     student = new_student(config, task, teachers, ranks, reads_head)
-    if not is_zero(config.objective.on_policy.fraction) and not hasattr(student, "generate"):
-        problem, cure = "the student, a module of yours, has no `generate`", "take one of transformers' models"
+    if not is_zero(config.objective.on_policy.fraction) and not can_complete(student):
+        problem, cure = "the student, a module of yours, has no `generate` of transformers", "take a model of these"
         raise SettingError(problem, setting="objective.on_policy.fraction", cure=cure)
     if refitted:
         student.load_state_dict(refitted, strict=False, assign=True)  # some of its tensors may be the teacher's own
@@ -198,8 +209,8 @@ def make_pair(
         kinds = task.teacher_kind(config.student), task.kind
         skeleton = shard_models(ranks, teachers.teachers, student, kinds, config.corpus.sequence_length)
     elif ranks.shards_student:
-        # It has the teacher's tensors in their format beside others in fp32; the passes below compute in one.
-        student.to(next(teachers.teachers[0].model.parameters()).dtype)
+        # It has the teacher's tensors, perhaps on a GPU, beside others in fp32; the passes below need them alike.
+        student.to(next(teachers.teachers[0].model.parameters()))
     if task.kind.causal and config.corpus.cross_documents:
         for member in with_models(teachers.teachers):
             with in_fp32(member.model, ranks.device):
@@ -284,7 +295,8 @@ def has_trained_head(config: Config, kind: ModelKind, terms: dict[str, Term], te
     A head that came with the student stays of use under losses that pair its hidden states with the teacher's; vectors
     of whole sequences leave it behind.
     """
-    if kind.heads or any(isinstance(term, VocabularyTerm) or not term.needs_teacher for term in terms.values()):
+    of_head = [one for one in terms.values() if isinstance(one, VocabularyTerm) or one.student_reads.head]
+    if kind.heads or of_head or any(not term.needs_teacher for term in terms.values()):
         return True
     is_new = config.student.is_new or not all(member.has_head for member in teachers)
     return not is_new and not all(term.across_tokenizers for term in terms.values())
@@ -355,6 +367,7 @@ def load_baseline(config: Config, pair: Pair) -> Any:
         check_vocabulary(model, f"evaluate.baseline={path}", pair.tokenizer)
         set_padding(model, pair.tokenizer)
         return model
-    baseline = copy.deepcopy(pair.student) if pair.skeleton is None else empty_copy(pair.skeleton)
+    with uncompiled([pair.student]):  # a copy of compiled blocks would compute with the student's weights
+        baseline = copy.deepcopy(pair.student) if pair.skeleton is None else empty_copy(pair.skeleton)
     load_weights(baseline, "evaluate.baseline", path)
     return baseline

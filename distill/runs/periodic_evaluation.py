@@ -1,7 +1,6 @@
 """The evaluations in the course of a training: at which steps, on what, and what history.jsonl keeps of each."""
 
 import logging
-from typing import Any
 
 import torch
 from torch import nn
@@ -9,7 +8,6 @@ from torch import nn
 from distill.config.settings import Config, EvaluateConfig
 from distill.evaluation.evaluator import Evaluator, Scores
 from distill.evaluation.measures import Measure
-from distill.evaluation.sets import EvaluationSet
 from distill.evaluation.significance import ModelLosses
 from distill.optim.schedule import ENDLESS
 from distill.runs.facts import Best, HistoryPoint
@@ -54,20 +52,12 @@ class PeriodicEvaluation:
         self.settings, self.steps_per_epoch = run.config.evaluate, run.data.batches.steps_per_epoch
         few, whole = run.scored_on_the_way, run.data.sets
         self.sets, self._are_whole = whole if few is None else [data.first(few) for data in whole], few is None
-        # The difference from a baseline is tested by the losses of the sequences.
-        self._by_sequence = self.settings.baseline is not None
         self._scores = dict[int, Scores]()  # of the student by step, as this process has scored it
         self._losses = dict[int, ModelLosses]()  # the same by sequence, of the last step alone
 
     def due(self, step: int) -> bool:
         """Whether there is an evaluation after so many steps; the end of a run is always one."""
         return is_due(self.settings, step, self.steps_per_epoch)
-
-    def score(self, model: Any, label: str, sets: list[EvaluationSet]) -> tuple[Scores, ModelLosses | None]:
-        """The scores of a model, and its losses by sequence where they are of use; all ranks call it."""
-        if self._by_sequence:
-            return self.evaluator.score_by_sequence(model, label, sets)
-        return self.evaluator.score(model, label, sets), None
 
     def evaluate(self, state: State, losses: dict[str, float]) -> HistoryPoint:
         """Score the student, unless that was done before an interruption.
@@ -88,8 +78,8 @@ class PeriodicEvaluation:
         """The line of an evaluation, with the scores of the student where it has some; rank 0 writes it."""
         scores, ends = Scores(), state.step >= self.run.steps
         if scores_on_the_way(self.settings) or ends:
-            scores, by_sequence = self.score(self.run.pair.student, "student", self.sets)
-            self._losses = {} if by_sequence is None else {state.step: by_sequence}
+            scores, by_sequence = self.evaluator.score_by_sequence(self.run.pair.student, "student", self.sets)
+            self._losses = {state.step: by_sequence}
         place = {"epoch": state.step / self.steps_per_epoch, "step": state.step}
         exact = {**place, "tokens": state.tokens, "seconds": state.seconds, "loss": losses, **scores}
         line: LogLine = without_nan(exact)
@@ -102,14 +92,15 @@ class PeriodicEvaluation:
             self.tracker.log_metrics(flat, state.step)
         return line
 
-    def scores_at(self, step: int) -> tuple[Scores, ModelLosses | None] | None:
-        """The student's scores on the whole sets after a step, and its losses by sequence where they are of use.
+    def scores_at(self, step: int) -> tuple[Scores, ModelLosses] | None:
+        """The student's scores on the whole sets after a step, and its losses by sequence.
 
-        None where this process has not scored it there, or does not know the losses any more.
+        None where this process has not scored it there, or does not know the losses any more: only a baseline needs
+        them (`evaluate.baseline`).
         """
-        if step not in self._scores or (self._by_sequence and step not in self._losses):
+        if step not in self._scores or (self.settings.baseline is not None and step not in self._losses):
             return None
-        return self._scores[step], self._losses.get(step)
+        return self._scores[step], self._losses.get(step, {})
 
     def lines(self) -> list[LogLine]:
         """Those of history.jsonl."""

@@ -19,7 +19,7 @@ INHERITED = (
     f"one starts from the same layers of the model that this was fine-tuned from ({' '.join(FAIR_TEACHER)})."
 )
 
-LEFT = "bootstrap"  # of a baseline in records from before `conclusions`, where it would be read as a measure
+LEFT = ("bootstrap", "curve")  # of a baseline in records of earlier versions, where they would be read as measures
 
 
 class Record(Part):
@@ -69,8 +69,8 @@ class Record(Part):
         Raises:
             SettingError: a value is of another kind than there belongs, or of another version.
         """
-        if isinstance(baseline := content.get("baseline"), dict) and LEFT in baseline:
-            content = content | {"baseline": {name: value for name, value in baseline.items() if name != LEFT}}
+        if isinstance(baseline := content.get("baseline"), dict):
+            content = content | {"baseline": {name: value for name, value in baseline.items() if name not in LEFT}}
         try:
             return cls.model_validate(content)
         except ValidationError as error:

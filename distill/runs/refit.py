@@ -62,7 +62,7 @@ def refit_student(
             found["refit"] = made.model_dump()
         return found if narrows or blocks else {}
 
-    name, value, cure = "refit", "true", "leave it at false"
+    name, value, cure = "refit", "true", "set it to false"
     if narrows:
         name, value, cure = "intermediate_size", str(settings.intermediate_size), "leave it out"
     opened = on_device(teacher, ranks, f"student.{name}", value, cure)

@@ -144,14 +144,16 @@ class RunFolder:
             return self._newest("starting from the first step")
         named = Path(self.resume).expanduser()
         newest = self._newest(f"taking resume={self.resume}", besides=named)
-        if newest is not None and read_record(newest)["began_from"] == os.path.realpath(named):
+        # Rank 0 decides, as another host may have other names for a folder.
+        decide, start = self.ranks.decide, os.path.realpath(named)
+        if newest is not None and decide(lambda: read_record(newest)["began_from"] == start):
             return newest
         try:
             self.checkpoints.check(named)
         except Damaged as damage:
             cure = "name another checkpoint, such as runs/NAME/checkpoints/step-N, or take resume=auto"
             raise SettingError(f"resume={damage}: {cure}") from None
-        if newest is not None and named.resolve().parent != self.checkpoints.folder.resolve():
+        if newest is not None and decide(lambda: named.resolve().parent != self.checkpoints.folder.resolve()):
             raise SettingError(
                 f"resume={self.resume} would discard what is in hydra.run.dir={self.path}, whose {newest.name} did "
                 "not begin from that checkpoint: take resume=auto to continue it, or choose another hydra.run.dir"

@@ -140,15 +140,22 @@ def shard_models(
         return_large_tensors()
         ranks.barrier()  # hosts may be minutes apart in loading their models
     for member in with_models(teachers) if ranks.shards_teacher else ():
-        ranks.shard(member.model, *blocks_of(member.model), trained=False)
-        check_finite(member.model, member.setting, ranks)
-        check_model(member.model, member.setting, kinds[0])
+        with ranks.computing():
+            ranks.shard(member.model, *blocks_of(member.model), trained=False)
+            ranks.barrier()  # weights were read just now
+            check_finite(member.model, member.setting, ranks)
+            check_model(member.model, member.setting, kinds[0])
     if not ranks.shards_student:
         return None
+    if ranks.size > 1 and (rate := getattr(getattr(student, "config", None), "layerdrop", 0)):
+        problem = f"drops blocks by chance (layerdrop={rate}), and ranks that shard it would drop different ones"
+        raise SettingError(problem, setting="student", cure="set backend.shard_student=false")
     skeleton = skeleton_of(student)
-    ranks.shard(student, *blocks_of(student), trained=True)
-    check_finite(student, "student", ranks)
-    check_student(student, length, kinds[1])
+    with ranks.computing():
+        ranks.shard(student, *blocks_of(student), trained=True)
+        ranks.barrier()
+        check_finite(student, "student", ranks)
+        check_student(student, length, kinds[1])
     return skeleton
 
 

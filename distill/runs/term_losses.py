@@ -57,9 +57,9 @@ class LossPass(Pass):
 
     def score(self, model: LanguageModel, data: EvaluationSet, on_progress: ProgressCallback) -> SetScores:
         # Of several teachers training compares hidden states with those of the first.
-        with self.readers.opened(self.pair.teachers[0].model if self.pair.teachers else None) as reader:
-            context = self.pair.teachers[0].context if self.pair.teachers else ()
-            teacher = prompted(LiveTeacher(reader), context, first_token(self.pair.tokenizer))
+        first = self.pair.teachers[0]
+        with self.readers.opened(first.model) as reader:
+            teacher = prompted(LiveTeacher(reader), first.context, first_token(self.pair.tokenizer))
             if self.pair.tokenizers is not None:
                 teacher = RetokenizedTeacher(reader, data.sequences, *self.pair.tokenizers, max_positions(reader.model))
             sums = torch.zeros(2, len(self.measures), dtype=torch.float64)  # this rank's, of the terms and their counts

@@ -143,7 +143,8 @@ def refuse_pairs_of_tokens(
         raise SettingError(
             f"student.init=layers takes the teacher's embeddings, but {differ}: set student.tokenizer=null"
         )
-    pairing = [name for name, term in terms.items() if term.needs_teacher and not term.across_tokenizers]
+    across = {name for name, term in terms.items() if term.across_tokenizers and not term.teacher_reads.head}
+    pairing = [name for name, term in terms.items() if term.needs_teacher and name not in across]
     if pairing:
         weights = " ".join(f"objective.{name}.weight=0" for name in pairing)
         is_of_task = any(terms[name].teacher_reads.extra for name in pairing)

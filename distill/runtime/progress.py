@@ -42,9 +42,9 @@ def configure_logging(rank: int) -> None:
     package.setLevel(logging.ERROR if _quiet else logging.INFO)
 
 
-def log(text: str, stream: TextIO | None = None) -> None:
-    """Write plain lines to `stream` (standard error when None) without garbling an active progress line."""
-    stream, lines = stream or sys.stderr, [printable(line) for line in redact(text).split("\n")]
+def log(text: str) -> None:
+    """Write plain lines to standard error without garbling an active progress line."""
+    stream, lines = sys.stderr, [printable(line) for line in redact(text).split("\n")]
     for keeper in _keepers:
         keeper.extend(lines)
     with Progress.external_write_mode(stream, nolock=True) if stream.isatty() else nullcontext():

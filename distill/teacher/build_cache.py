@@ -97,9 +97,11 @@ class Recorder:
             records, what = self._entries(outputs.head_rows, indices), "logits"
             is_finite = not any(np.isnan(records[name]).any() for name in layout.record.names or ())
         if not is_finite:
-            of_format = "" if self.teacher.precision == "fp32" else "set precision.teacher=fp32, or "
+            setting = self.cache.setting.removesuffix(".cache")
+            name = "precision.teacher" if setting == "teacher" else f"{setting}.precision"
+            of_format = "" if self.teacher.precision == "fp32" else f"set {name}=fp32, or "
             problem = f"its {what} are not finite in one of the sequences {indices[0]} to {indices[-1]}"
-            raise SettingError(problem, setting="teacher", cure=f"{of_format}take another teacher")
+            raise SettingError(problem, setting=setting, cure=f"{of_format}take another teacher")
         return records
 
     def _entries(self, rows: torch.Tensor | None, indices: np.ndarray) -> np.ndarray:
@@ -199,7 +201,7 @@ def _make_room(cache: Cache) -> None:
     if missing > free:
         raise SettingError(
             f"data.cache: the teacher cache {cache.folder} takes {missing / 1e9:.3g} GB more and there is room for "
-            f"{free / 1e9:.3g} GB; give another folder, or keep less by {cache.setting}.top_k or .sampled"
+            f"{free / 1e9:.3g} GB; give another folder, or keep less ({cache.setting}, corpus.max_sequences)"
         )
 
 

@@ -311,7 +311,7 @@ def find(
             f"{shown} at {cache.num_positions:,} positions takes {cache.num_bytes / 1e9:.3g} GB",
             setting=f"{setting}.gigabytes",
             value=settings.gigabytes,
-            cure=f"allow that much, lower {lower}, or set objective.soft.positions=masked{instead}",
+            cure=f"allow that much, lower {lower}{instead}, or keep losses of a masked model to positions: masked",
         )
     return cache
 

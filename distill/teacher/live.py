@@ -31,8 +31,8 @@ class LiveTeacher:
                 yield from self._forward(part, specs)
 
     def _parts(self, window: list[Batch]) -> Iterator[list[Batch]]:
-        """Batches in a row that go into one forward: labelled texts may differ in length, positions may restart."""
-        for _, of_length in groupby(window, lambda batch: (batch.ids.shape[1], "position_ids" in batch.inputs)):
+        """Batches in a row for one forward, by length alone: ranks have to run a sharded teacher equally often."""
+        for _, of_length in groupby(window, lambda batch: batch.ids.shape[1]):
             alike = list(of_length)
             for start in range(0, len(alike), self.micro_batches):
                 yield alike[start : start + self.micro_batches]
@@ -103,7 +103,11 @@ def _joined(batches: list[Batch]) -> tuple[dict[str, torch.Tensor], torch.Tensor
     """Inputs and documents of all batches, one after the other."""
     if len(batches) == 1:
         return batches[0].inputs, batches[0].documents
-    inputs = {name: torch.cat([batch.inputs[name] for batch in batches]) for name in batches[0].inputs}
+    each = [batch.inputs for batch in batches]
+    if any("position_ids" in one for one in each):  # of packed documents; a batch without them has the usual ones
+        usual = torch.arange(batches[0].ids.shape[1], device=batches[0].ids.device)
+        each = [{"position_ids": usual.expand(batch.ids.shape), **batch.inputs} for batch in batches]
+    inputs = {name: torch.cat([one[name] for one in each]) for name in each[0]}
     if all(batch.documents is None for batch in batches):
         return inputs, None
     return inputs, torch.cat(

@@ -71,9 +71,8 @@ class Member:
     model: Any  # as `load_teacher` has it; None: what it says comes from elsewhere, see `with_models`
     title: str  # what the report calls it
     context: tuple[int, ...] = ()  # tokens that it reads in front of each document, and the student does not
-    has_head: bool = (
-        True  # that was trained; of a pre-trained model and another task, and of an encoder alone, it was not
-    )
+    has_head: bool = True  # that was trained: not of a pre-trained model and another task, nor of an encoder alone
+    of_sources: bool = False  # whether it teaches some sources of a mixture alone
 
     @property
     def setting(self) -> str:
@@ -139,7 +138,8 @@ def load_members(
             cure = "choose teachers with one tokenizer, whose probabilities can be averaged token by token"
             raise SettingError(problem, setting=alone.setting, cure=cure)
         context = tuple(tokenizer.encode(alone.model.context or "", add_special_tokens=False))
-        members.append(Member(name, alone.weight, model, title, context, has_head))
+        of_sources = name != ONLY and config.teacher.members[name].sources is not None
+        members.append(Member(name, alone.weight, model, title, context, has_head, of_sources))
     return members, shared
 
 

@@ -45,9 +45,10 @@ class PromptedTeacher:
 
     def read_ahead(self, batch: Batch) -> Batch:
         """The batch with what the teacher reads, and where in it each position of the student stands, [B * S]."""
-        ids, (height, length), count = batch.ids.numpy().reshape(-1), batch.ids.shape, len(self.context)
-        valid = np.ones(ids.size, bool) if batch.documents is None else batch.documents.numpy().reshape(-1) != PADDING
-        lengths = batch.inputs["document_lengths"].numpy()
+        batch_here = batch.to(torch.device("cpu"))  # in scoring it lies where the models do
+        ids, (height, length), count = batch_here.ids.numpy().reshape(-1), batch.ids.shape, len(self.context)
+        documents, lengths = batch_here.documents, batch_here.inputs["document_lengths"].numpy()
+        valid = np.ones(ids.size, bool) if documents is None else documents.numpy().reshape(-1) != PADDING
         starts = lengths.cumsum() - lengths
         starts, lengths = starts[valid[starts]], lengths[valid[starts]]
         # The position of the student that each context stands in front of.

@@ -13,8 +13,7 @@ import torch
 from job import Shelf, book, distill, results, save_model
 from labelled import squad, table
 from omegaconf import OmegaConf
-from prediction_models import save_fine_tuned
-from transformers import AutoModelForSequenceClassification, BloomConfig, BloomForCausalLM
+from transformers import BloomConfig, BloomForCausalLM
 from vocabularies import vocabulary_of
 
 from distill.commands.cli import main
@@ -105,16 +104,6 @@ def test_answers_and_classes(shelf: Shelf, tmp_path: Path) -> None:
     assert "+recipe=table" in refused([shutil.copytree(classes / "student", tmp_path / "classifier")])
 
 
-@pytest.mark.parametrize("other", ["no", "yes"])
-def test_a_classifier_is_scored_where_one_of_its_classes_does_not_occur(other: str, tmp_path: Path) -> None:
-    names = {2: "yes", 0: "maybe", 1: "no"}
-    model = save_fine_tuned(tmp_path / "model", AutoModelForSequenceClassification, id2label=names)
-    (tmp_path / "dev.csv").write_text(f"text,label\nthe old ship,yes\na quiet road,{other}\n")
-    given = ["+recipe=table", f"corpus.path={tmp_path / 'dev.csv'}", "corpus.sequence_length=32", "precision=fp32"]
-    (found,) = evaluate_models([model], given).models
-    assert found.scores["accuracy"]["dev"] in (0, 50, 100)
-
-
 def test_bad_input_is_one_line(done: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.delenv("DISTILL_DATA", raising=False)
     (tmp_path / "chinese.txt").write_text("这是一条河。" * 300 + "\n", encoding="utf-8")
@@ -130,6 +119,7 @@ def test_bad_input_is_one_line(done: Path, tmp_path: Path, monkeypatch: Any) -> 
         (["teacher=bundled_small", "teacher.members.a.path=x"], "beside teacher.members"),
         (["evaluate.max_sequences=many"], "evaluate.max_sequences"),
         (["evaluate.rowz=1"], "rowz"),
+        (["teacher=served", "teacher.url=http://a/v1", "teacher.model=m", "teacher.tokenizer=t"], "is not scored"),
         ([chinese, "evaluate.sets=[mine]"], "evaluate.sets: mine: 100.0% of its tokens are not in the vocabulary"),
     ):
         assert words in refused([done], *settings)

@@ -255,7 +255,8 @@ def test_files_and_pipes(sentiment: Path, tmp_path: Path, capsys: Any, monkeypat
         assert [(one["text"], one["class"]) for one in found] == [(one["text"], one["class"]) for one in expected]
         assert name == "in.txt" or [int(one["id"]) for one in found] == [0, 1, 2]
     assert "3 predictions in" in capsys.readouterr().err
-    for piped in ("\n".join(['"NA," of the owl', *texts]), '{"text": "of"}\n' + objects):
+    one = '{"text": "of"}\n'
+    for piped in ("\n".join(['"NA," of the owl', *texts]), one + objects, f"\n\ufeff{one}{objects}"):
         monkeypatch.setattr(sys, "stdin", io.StringIO(piped))
         assert main([f"model={sentiment}"]) == 0
         assert [one["text"] for one in lines(capsys.readouterr().out)][1:] == texts

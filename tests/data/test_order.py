@@ -1,6 +1,5 @@
 """Orders and batches: every sequence once an epoch, nothing lost by resuming on other ranks, and mixtures."""
 
-import re
 import threading
 import time
 from collections import Counter
@@ -16,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from job import Shelf, assert_alike, command, composed, distill, metrics, results
+from job import composed
 from text import some_text
 from tiny import (
     LENGTH,
@@ -524,65 +523,3 @@ def test_what_cannot_be_mixed_is_one_line(given: list[str], expected: str) -> No
     assert expected in str(error.value) and "\n" not in str(error.value)
     with pytest.raises(SettingError, match=r"corpus.sources.a.weight=1e-06 is too small: of 1,010 sequences an epoch"):
         mixed((1000, 10), (1e-6, 1.0))
-
-
-# --- a job end to end: scored by source, counted by source, and resumed on another number of ranks
-
-LONGER = ["schedule=constant", "schedule.warmup=0"]  # with which a run may be resumed for more steps
-
-
-@pytest.fixture(scope="module")
-def arguments(shelf: Shelf, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """A distillation on made-up notes, of which there are few, and books."""
-    folder = tmp_path_factory.mktemp("notes")
-    for number in range(20):
-        (folder / f"{number}.txt").write_text(some_text(number, 12))
-    notes, books = f"{{kind: text, document: file, path: {folder}", f"{{kind: gutenberg, path: {shelf.books}"
-    sources = f"{{notes: {notes}, weight: 3}}, books: {books}, weight: 1}}}}"
-    corpus = [each for each in shelf.corpus if not each.startswith("corpus.path")]
-    train = ["train.batch_size=4", "train.sequences_per_step=8", "train.epochs=2", "train.save_every=2"]
-    model = ["teacher=pretrained", f"teacher.path={shelf.teacher}", "evaluate.pseudo_perplexity.fraction=0"]
-    more = ["precision=fp32", "corpus.max_sequences=60", "evaluate=heldout", f"corpus.sources={sources}"]
-    return ["corpus=mixture", *corpus, *train, *model, *more]
-
-
-@pytest.fixture(scope="module")
-def alone(arguments: list[str], shelf: Shelf) -> Path:
-    folder = shelf.root / "mixture"
-    assert distill(*arguments, f"hydra.run.dir={folder}") == 0
-    return folder
-
-
-def test_sources_are_counted_and_scored_one_by_one(
-    arguments: list[str], alone: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    found = results(alone)
-    sources, fed = found["corpus"]["sources"], found["training"]["sources"]
-    steps, rows = found["training"]["steps"], found["corpus"]["sequences"]
-    assert list(sources) == list(fed) == ["notes", "books"] and steps == 2 * -(-rows // 8)
-    shares = quotas([3, 1], rows).tolist()
-    assert [each["weight"] * rows for each in sources.values()] == pytest.approx(shares)
-    assert [each["sequences"] for each in fed.values()] == [2 * share for share in shares]
-    assert shares[0] > sources["notes"]["sequences"], "in an epoch it begins a second pass"
-    assert sum(each["tokens"] for each in fed.values()) == pytest.approx(found["training"]["tokens"], rel=0.05)
-    for scores in (found["student"]["perplexity"], found["history"][0]["perplexity"]):
-        assert set(scores) == {"heldout_notes", "heldout_books"} and all(score > 1 for score in scores.values())
-    last = metrics(alone)[-1]
-    assert [last["sequences/notes"], last["sequences/books"]] == [2 * share for share in shares]
-    assert distill(*arguments, f"hydra.run.dir={alone}", "corpus.sources.notes.weight=2") == 2
-    refused = r"corpus.order was \d+ sequences of notes; \d+ sequences of books and is now"
-    assert re.search(refused, capfd.readouterr().err), "another weight is another run"
-
-
-@pytest.mark.slow
-def test_it_goes_on_with_two_ranks_from_the_one_integer_of_a_checkpoint(arguments: list[str], shelf: Shelf) -> None:
-    folder, whole = shelf.root / "mixture-ranks", shelf.root / "mixture-whole"
-    given = [*arguments, *LONGER, "train.epochs=null"]
-    assert distill(*given, f"hydra.run.dir={folder}", "train.steps=7") == 0
-    more = ["train.steps=14", "backend=ddp", "backend.processes=2"]
-    ranks = command(*given, f"hydra.run.dir={folder}", *more)
-    _, error = ranks.communicate(timeout=500)
-    assert ranks.returncode == 0, error
-    assert distill(*given, f"hydra.run.dir={whole}", "train.steps=14") == 0
-    assert_alike(folder, whole)
-    assert results(folder)["training"]["sources"] == results(whole)["training"]["sources"]

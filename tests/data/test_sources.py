@@ -107,6 +107,11 @@ def test_links_are_followed_once(pattern: str) -> None:
         located(kind="text", path="corpus/gone.txt")
 
 
+def test_labelled_examples_are_no_text() -> None:
+    with pytest.raises(SettingError, match=r"kind=table: holds labelled examples"):
+        located(kind="table", path="x.csv")
+
+
 def test_hidden_copies_are_no_text(tmp_path: Path) -> None:
     (tmp_path / ".ipynb_checkpoints").mkdir()
     for name in ("a.txt", ".ipynb_checkpoints/a-checkpoint.txt", "._a.txt"):
@@ -132,6 +137,10 @@ def test_hidden_copies_are_no_text(tmp_path: Path) -> None:
         ("imdb", ("train-0", "test-0", "._train-0"), "test", ["test-0"]),
         ("text", ("train", "valid", "test"), "train", ["train"]),
         ("text", ("train", "test"), "validation", None),
+        ("text", ("train/a", "test/b", "c"), "train", ["c", "train/a"]),
+        ("text", ("train/a", "test/b"), "test", ["test/b"]),
+        ("text", ("books/a", "test/b"), "train", ["books/a", "test/b"]),
+        ("gutenberg", ("train/a", "heldout/b"), "train", ["train/a"]),
         ("text", ("test-pilot", "dev_diary"), "train", ["dev_diary", "test-pilot"]),  # beside none that is called so
         ("wikitext", ("wiki.train", "wiki.valid", "wiki.test"), "validation", ["wiki.valid"]),
         ("wikitext", ("inner/train", "inner/valid"), "validation", ["inner/valid"]),
@@ -141,7 +150,7 @@ def test_hidden_copies_are_no_text(tmp_path: Path) -> None:
 def test_of_a_folder_the_files_of_other_splits_are_left_out(
     kind: str, files: tuple[str, ...], split: str, read: list[str] | None, tmp_path: Path, lines: list[str]
 ) -> None:
-    ending = {"imdb": "jsonl", "text": "txt", "wikitext": "raw"}.get(kind, kind)
+    ending = {"imdb": "jsonl", "text": "txt", "gutenberg": "txt", "wikitext": "raw"}.get(kind, kind)
     for name in files:
         path, rows = tmp_path / f"{name}.{ending}", datasets.Dataset.from_dict({"text": [name]})
         path.parent.mkdir(exist_ok=True)

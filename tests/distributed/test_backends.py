@@ -175,7 +175,7 @@ def check_refusals(ranks: Ranks) -> None:
     """Ranks that would train something else are named, on all ranks; misuse of the bucket is an error."""
     second = min(ranks.rank, 1)
     refuse_differing_ranks({"seed": 1}, ranks)
-    refuse_differing_settings({"corpus": {"path": str(ranks.rank)}}, ranks)  # paths may differ
+    refuse_differing_settings({"corpus": {"path": str(ranks.rank)}, "data": {"local": str(ranks.rank)}}, ranks)
     if ranks.size > 1:
         more = f" (and {ranks.size - 2} more ranks differ)" if ranks.size > 2 else ""
         with pytest.raises(SettingError) as error:
@@ -183,6 +183,8 @@ def check_refusals(ranks: Ranks) -> None:
         assert f"rank 1 would train something else than rank 0{more}: seed is 1 there and 0 on" in str(error.value)
         with pytest.raises(SettingError, match=r"evaluate\.every_steps is 4 there and 3 on rank 0"):
             refuse_differing_settings({"evaluate": {"every_steps": 3 + second}}, ranks)
+        with pytest.raises(SettingError, match=r"evaluate\.baseline is given: True there"):
+            refuse_differing_settings({"evaluate": {"baseline": "runs/b" if second else None}}, ranks)
     with pytest.raises(ValueError, match="float64"):
         GradientSync(ranks, make_model(0).double())
     model = make_model(0)

@@ -32,6 +32,7 @@ from distill.evaluation.speed import check_memory, tokens_per_second
 from distill.models.language_model import LanguageModel
 from distill.models.precision import dtype_of
 from distill.runs.setup import blocks_of
+from distill.runtime.errors import SettingError
 from distill.tasks import find_task
 from distill.teacher.build_cache import Recorder, build
 from distill.teacher.cache import HEADER, Cache, Layout
@@ -109,7 +110,17 @@ class SmallParts(Cache):
     sequences_per_part = property(lambda self: 5)  # type: ignore[assignment]
 
 
-def cached(ranks: Ranks, folder: Path) -> dict[str, str]:
+class WithoutNumbers(Recorder):
+    """Of a teacher that has none in the second part."""
+
+    def records(self, indices: np.ndarray) -> np.ndarray:
+        found = super().records(indices)
+        if indices[0] == 5:
+            raise SettingError("no numbers in it", setting="teacher")
+        return found
+
+
+def cached(ranks: Ranks, folder: Path, kind: type[Recorder] = Recorder) -> dict[str, str]:
     """What the parts of a teacher cache hold."""
     rows = tiny.make_rows(23, shortest=5)
     masks = tiny.make_masks(tiny.make_tokenizer(), rows, mlm_probability=0.3, static=True)
@@ -122,7 +133,7 @@ def cached(ranks: Ranks, folder: Path) -> dict[str, str]:
     def positions(batch: Any) -> torch.Tensor:
         return (batch.ids.reshape(-1) != PAD).nonzero()[:, 0]
 
-    build(Recorder(cache, teacher, batches, positions, 2.0, ranks.device), ranks)
+    build(kind(cache, teacher, batches, positions, 2.0, ranks.device), ranks)
     return {path.name: hashlib.sha256(path.read_bytes()[HEADER:]).hexdigest() for path in folder.glob("part-*.bin")}
 
 
@@ -225,6 +236,23 @@ def slow_rank(timeout: float) -> dict[str, float]:
 def test_a_rank_may_score_for_longer_than_an_exchange_waits(tmp_path: Path) -> None:
     one, other = run_ranks(2, tmp_path, slow_rank, 2.0)
     assert one == other and one["rows"] > 1
+
+
+def refused_by_one(folder: Path, timeout: float) -> str:
+    """What a rank says where another one cannot make its part of a cache; exchanges wait as long as is set."""
+    torch.set_num_threads(1)
+    ranks = join_ranks(BackendConfig(name="fsdp", device="cpu", timeout=timeout))
+    mesh = ranks._make_mesh(1)  # type: ignore[attr-defined]
+    groups = [group._get_backend(torch.device("cpu")) for group in mesh.get_all_groups()]
+    assert [group.options._timeout.total_seconds() for group in groups] == [timeout] * 2
+    with pytest.raises(SettingError) as error:
+        cached(ranks, folder, WithoutNumbers)
+    ranks.close()
+    return str(error.value)
+
+
+def test_ranks_that_shard_a_teacher_say_why_a_cache_cannot_be_made(tmp_path: Path) -> None:
+    assert run_ranks(2, tmp_path / "out", refused_by_one, tmp_path / "cache", 60.0) == ["teacher: no numbers in it"] * 2
 
 
 @pytest.mark.slow

@@ -293,6 +293,10 @@ def test_hosts_of_torch_are_refused_with_the_command_of_each_host() -> None:
         launch.launch(settings, [sys.executable, "-m", "distill"])
 
 
+OPEN = {"HF_HOME": "/shared/hub", "AWS_ENDPOINT_URL": "http://minio:9000", "SSL_CERT_FILE": "/etc/ca.pem"}
+OPEN["GOOGLE_APPLICATION_CREDENTIALS"] = "/shared/key.json"
+
+
 @HOROVOD
 def test_horovodrun_is_given_hosts_and_no_secret(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -306,14 +310,14 @@ def test_horovodrun_is_given_hosts_and_no_secret(
 
     monkeypatch.setattr(os, "execve", execve)
     secrets = {"HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DISTILL_DB_PWD", "HF_AUTH"}
-    for name, value in (dict.fromkeys(secrets, "hidden") | {"HF_HOME": "/shared/hub", "MY_SETTING": "plain"}).items():
+    for name, value in (dict.fromkeys(secrets, "hidden") | OPEN | {"MY_SETTING": "plain"}).items():
         monkeypatch.setenv(name, value)
     hosts, job = "127.0.0.1:1,localhost:1", [sys.executable, "job.py", "seed=1"]
     with pytest.raises(SystemExit):
         launch.launch(BackendConfig(name="horovod", hosts=hosts, device="cpu"), job)
     _, command, exported = started
     assert command == [sys.executable, "-m", "horovod.runner.launch", "-np", "2", "-H", hosts, *job]
-    assert exported["HF_HOME"] == "/shared/hub" and exported["PATH"] == os.environ["PATH"]
+    assert exported.items() >= OPEN.items() and exported["PATH"] == os.environ["PATH"]
     assert not exported.keys() & {*secrets, "MY_SETTING"} and "hidden" not in exported.values()
     errors = capsys.readouterr().err
     assert all(name in errors for name in secrets) and "hf auth login" in errors and "hidden" not in errors

@@ -139,7 +139,7 @@ def test_a_lost_rank_is_an_error_under_nccl_and_no_abort(
     for name in ("open_store", "wait_for_all", "Heartbeat", "TorchRings"):
         monkeypatch.setattr(ddp, name, lambda *_, **__: None)
     monkeypatch.setattr(ddp, "choose_device", lambda *_: torch.device("cuda", 0))
-    monkeypatch.setattr(fsdp, "init_device_mesh", lambda *_: None)
+    monkeypatch.setattr(fsdp, "init_device_mesh", lambda *_: SimpleNamespace(get_all_groups=list))
     joined: list[str | None] = []
     monkeypatch.setattr(backend, "_join", lambda *_: joined.append(os.environ.get("TORCH_NCCL_BLOCKING_WAIT")))
     backend(BackendConfig(name=backend.name))

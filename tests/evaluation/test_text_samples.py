@@ -19,6 +19,7 @@ from distill.distributed.single import Single
 from distill.evaluation.measures import Scoring
 from distill.evaluation.samples import choose_prompts, continue_prompts, num_new_tokens, text_of
 from distill.evaluation.sets import EvaluationSet
+from distill.models.generation import can_complete
 
 END, PAD = 0, 99
 T, F = [True], [False]
@@ -81,6 +82,14 @@ def test_prompts_are_evenly_spaced(available: int, firsts: list[int]) -> None:
     sequences = np.arange(1, available + 1, dtype=np.uint16)[:, None].repeat(8, 1)
     chosen = choose_prompts(EvaluationSet("set", "", sequences, 1), 3, FORMAT)
     assert [int(prompt[0]) - 1 for prompt in chosen] == firsts and {len(prompt) for prompt in chosen} == {4}
+
+
+def test_a_generate_that_is_not_that_of_transformers_is_not_called() -> None:
+    class Own(torch.nn.Module):
+        def generate(self, ids: Any, length: int) -> Any:
+            raise AssertionError
+
+    assert not can_complete(Own()) and can_complete(make_family("gpt2"))
 
 
 def test_text_holds_nothing_that_a_page_cannot_hold() -> None:

@@ -1,6 +1,7 @@
 """Measures of the user's, torchmetrics Metrics: their values by hand, over ranks, and what is refused early."""
 
 import importlib.util
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from distill.evaluation.evaluator import Evaluator
 from distill.evaluation.labelled import TablePass
 from distill.evaluation.measures import Measure, Scoring
 from distill.evaluation.sets import EvaluationSet
-from distill.evaluation.users import check_measures
+from distill.evaluation.users import UserMeasures, check_measures
 from distill.models.language_model import Outputs
 from distill.runtime.errors import SettingError
 
@@ -146,10 +147,19 @@ def test_two_ranks_give_the_values_of_one(name: str, tmp_path: Any) -> None:
 # --- refusals ------------------------------------------------------------------------------------------------------
 
 
+def test_a_list_that_each_rank_has_longer_or_shorter_is_refused() -> None:
+    """Each of its tensors would be an exchange."""
+    ranks: Any = SimpleNamespace(size=2, device=torch.device("cpu"))
+    settings = {"m": Component("evaluate.measures.m", "own_metrics.Apart", {})}
+    with pytest.raises(SettingError, match=r"keeps values as a list.*dist_reduce_fx='cat'"):
+        UserMeasures(settings, VOCAB, ranks)
+
+
 @pytest.mark.parametrize(
     ("name", "measure", "words"),
     [
         ("loss", target("own_metrics.Hits"), "results use the name loss already"),
+        ("top1", target("own_metrics.Hits"), "results use the name top1 already"),
         ("two words", target("own_metrics.Hits"), "letters, digits and underscores"),
         ("mine", target("own_metrics.Nothing"), "imported"),
         ("mine", target("own_metrics.Hits", worst=1), "mine.worst: no setting"),

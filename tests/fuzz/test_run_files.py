@@ -59,15 +59,24 @@ def tensors_of(fit: Fit) -> tuple[dict[Any, torch.Tensor], dict[Any, torch.Tenso
 
 def read_or_refused(fit: Fit, path: Path) -> None:
     """A checkpoint that is read gives what was saved; any other is refused in one line, and nothing of it is used."""
-    before, slots = tensors_of(fit)
+    saved = tensors_of(fit)
+    with torch.no_grad():
+        for weight in fit.model.parameters():
+            weight.add_(1)
+    before = tensors_of(fit)
     try:
         fit.checkpoints.check(path)
-        fit.checkpoints.load(path, fit.model, fit.made)
+        state = fit.checkpoints.load(path, fit.model, fit.made)
+        assert (state.step, state.tokens) == (fit.state.step, fit.state.tokens)
+        before = saved
     except SettingError as error:
         assert len(str(error).splitlines()) == 1
-    for old, new in zip((before, slots), tensors_of(fit), strict=True):
+    for old, new in zip(before, tensors_of(fit), strict=True):
         assert old.keys() == new.keys()
         assert [name for name in old if not torch.equal(old[name], new[name])] == []
+    with torch.no_grad():
+        for weight, (name, _) in zip(fit.model.parameters(), fit.model.named_parameters(), strict=True):
+            weight.copy_(saved[0][name])
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from transformers import AutoModelForMaskedLM, BertForMaskedLM, dynamic_module_u
 from distill.commands.api.pair import load_pair
 from distill.config.settings import StudentConfig
 from distill.models import kind
-from distill.models.export_folder import export
+from distill.models.export_folder import _by_sdpa, export
 from distill.models.load import load_pretrained
 from distill.models.loaded import load_model
 from distill.models.student import make_student
@@ -27,6 +28,15 @@ from distill.runtime.errors import SettingError
 
 IDS = torch.arange(5, 17)[None]
 AUTO = ("AutoModelForMaskedLM", "AutoModelForCausalLM")
+
+
+def test_a_student_of_flash_attention_is_compared_by_another_one() -> None:
+    """Flash attention takes no fp32, in which the folder's logits are those of the student."""
+    chosen = list[str]()
+    config = SimpleNamespace(_attn_implementation="flash_attention_2")
+    with _by_sdpa(SimpleNamespace(config=config, set_attn_implementation=chosen.append)):
+        assert chosen == ["sdpa"]
+    assert chosen == ["sdpa", "flash_attention_2"]
 
 
 def test_a_student_that_its_class_does_not_give_back_is_not_published(tmp_path: Path) -> None:

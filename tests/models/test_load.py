@@ -365,6 +365,19 @@ def test_models_that_would_not_be_read_right(name: str) -> None:
     model = build()
     line = refusal(lambda: check_model(model, "teacher.path=x", kind), "teacher.path=x: ")
     assert all(word in line for word in words) and "AssertionError" not in line
+
+
+def test_a_rank_that_is_lost_is_no_fault_of_the_model() -> None:
+    def lost(*_: Any) -> None:
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer")
+
+    model = make_model("bert", 1)
+    model.register_forward_pre_hook(lost)
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        check_model(model, "teacher", MASKED)
+
+
+def test_a_bert_that_looks_back_alone_is_a_causal_model() -> None:
     check_model(make(CAUSAL_LM, "bert", is_decoder=True, **SIZES), "student", CAUSAL)
 
 

@@ -14,7 +14,7 @@ from distill.data.batch import Batch
 from distill.models import kind
 from distill.models.blocks import block_list
 from distill.models.language_model import LanguageModel
-from distill.models.refit import Start, fit, gaps_of, last_block, refit
+from distill.models.refit import PENALTY, Start, fit, gaps_of, last_block, refit
 from distill.models.student import from_layers
 from distill.runtime.errors import SettingError
 
@@ -77,11 +77,11 @@ def test_the_weights_solve_the_least_squares_problem(family: str, factor: float)
 
     Of all positions but padding: without the first ones large models lose the state that all attend to.
     """
-    teacher, data, penalty = teacher_of(family).double(), batches(32), 0.1
+    teacher, data, penalty = teacher_of(family).double(), batches(32), PENALTY
     student, *cut = (
         from_layers(SETTINGS, teacher, layers, kind.CAUSAL, alias=True).eval() for layers in ([0, 3], [0], [0, 1, 2])
     )
-    found, before, after = fit(LanguageModel(cut[0]), LanguageModel(cut[1]), data, penalty)
+    found, before, after = fit(LanguageModel(cut[0]), LanguageModel(cut[1]), data)
     name = last_block(cut[0])[1]
     layer, inputs, own, target = block_list(student.base_model, 2)[0].get_submodule(name), [], [], []
     layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
@@ -111,9 +111,7 @@ def test_what_is_left_alone_and_what_is_refused() -> None:
     assert gaps_of([1, 3, 2], llama) == [(0, 3), (2, 6)] and gaps_of([0, 2], teacher_of("albert")) == []
     assert gaps_of([0, 8], make_family("llama", **depth_fields("llama", 10))) == [(0, 8)]
     for family in UNKNOWN:
-        with pytest.raises(
-            SettingError, match=f"student.refit=true: .*{family[:6].title()}.*leave it at false"
-        ) as error:
+        with pytest.raises(SettingError, match=f"student.refit: .*{family[:6].title()}.*set it to false") as error:
             list(refit(Start(SETTINGS, CHOSEN, {}), teacher_of(family), kind.CAUSAL, "fp32", batches(16)))
         assert "\n" not in str(error.value)
     llama.model.layers[0].mlp.down_proj.weight.data.fill_(float("nan"))

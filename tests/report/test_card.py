@@ -27,7 +27,7 @@ from distill.report.model_card import model_card, without_paths
 from distill.report.use import use_of_student
 from distill.runs import describe
 from distill.runs.describe import hub_datasets, origin_of, published
-from distill.runs.facts import Published, Student
+from distill.runs.facts import Origin, Published, Student
 from distill.runs.record import Record
 
 QWEN = {"hub": "Qwen/Qwen3-0.6B", "license": "apache-2.0"}
@@ -102,6 +102,13 @@ def test_its_lines_run_as_they_stand(kind: str, tmp_path: Path, monkeypatch: Any
     assert ("distill export model=FOLDER" in card) == (kind != "own")
     if kind != "own":
         assert type(load_model(".", "cpu").model).__name__ == loaded
+
+
+def test_vectors_have_the_length_that_the_folder_gives_them() -> None:
+    plain, unit = (use_of_student(Origin(encodes="mean", normalizes=each), "BertModel").code for each in (None, True))
+    assert "torch." not in use_of_student(Origin(encodes="states", normalizes=True), "BertModel").code
+    assert "import torch\n" in unit and "normalize((states * mask).sum(1) / mask.sum(1))" in unit
+    assert "torch." not in plain and "print((states * mask)" in plain
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])

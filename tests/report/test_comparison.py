@@ -136,6 +136,14 @@ def test_a_goal_is_checked_before_the_training(
         assert not words
 
 
+def test_snapshots_and_samples_make_no_other_settings(tmp_path: Path) -> None:
+    runs = [(settings_of(seed), results_of({"heldout": 40.0 + seed})) for seed in (0, 1)]
+    runs[0][0]["train"] = runs[0][0].get("train", {}) | {"snapshots": [100], "snapshot_every": 5}
+    runs[0][0]["observers"] = {"journal": {"_target_": "mine.Journal"}}
+    runs[1][0]["evaluate"] = runs[1][0].get("evaluate", {}) | {"samples": 0}
+    assert len(laid_out(tmp_path, *runs).groups) == 1
+
+
 def test_of_two_settings_that_differ_alike_in_each_seed_other_seeds_are_unknown(tmp_path: Path) -> None:
     """Scores of few examples do; they have no spread, and no interval to conclude from."""
     for spread, word in ((0.0, "is unclear"), (0.001, "helped")):

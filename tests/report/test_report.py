@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from matplotlib.collections import PathCollection
 from sample import CONFIG, parsed
 
 from distill.report import figures, report, words
@@ -35,6 +36,15 @@ def test_page_is_well_formed_and_loads_nothing(written: Path) -> None:
     assert len(identities) == len(set(identities))
     used = {name for pair in re.findall(r"url\(#([^)]+)\)|href=\"#([^\"]+)\"", text) for name in pair if name}
     assert used <= set(identities)
+
+
+def test_scores_of_nothing_and_less_are_drawn() -> None:
+    content = {"measures": {"matthews": {"title": "Matthews correlation", "lower_is_better": False}}}
+    content |= {"teacher": {"matthews": {"dev": 0.0}}, "student": {"matthews": {"dev": -0.03}}}
+    figure, _ = figures.comparison(Record.from_json(content))
+    (area,) = figure.axes
+    shown = [dots.get_offsets()[0][0] for dots in area.collections if isinstance(dots, PathCollection)]
+    assert shown == [0.0, -0.03]
 
 
 def test_figures_are_small_linked_and_themed(written: Path) -> None:

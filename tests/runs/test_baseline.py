@@ -165,7 +165,8 @@ def test_as_many_minutes_may_be_other_steps(tmp_path: Path) -> None:
 
 def test_the_command_of_a_baseline_has_no_refit_and_no_cache_of_its_recipe() -> None:
     content = {
-        "command": "python -m distill +recipe=distil_scarce student.refit=auto",
+        "command": "python -m distill +recipe=distil_scarce student.refit=auto +objective.hidden_mse.weight=1 "
+        "++objective.soft.weight=5.0",
         "identity": {"objective.task": "clm"},
         "teacher": {"name": "t", "cache": {"hidden_states": 576}},
         "student": {"start": {"init": "layers", "refit": {"tokens": 5}}},

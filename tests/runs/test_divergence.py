@@ -287,10 +287,11 @@ def test_a_student_that_is_not_finite_is_not_published(
     shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture, broken: str
 ) -> None:
     """Also destroyed in the last step, where no later loss and, without evaluation sets, no score shows it."""
-    score, evaluate = Evaluator.score, loop.evaluate
+    score, evaluate = Evaluator.score_by_sequence, loop.evaluate
 
     def infinite(self: Evaluator, *arguments: Any) -> Any:
-        return {name: dict.fromkeys(values, math.inf) for name, values in score(self, *arguments).items()}
+        scores, losses = score(self, *arguments)
+        return {name: dict.fromkeys(values, math.inf) for name, values in scores.items()}, losses
 
     def destroy(training: loop.Training, *others: Any) -> None:
         evaluate(training, *others)
@@ -299,7 +300,7 @@ def test_a_student_that_is_not_finite_is_not_published(
                 next(training.learner.model.parameters()).fill_(math.nan)
 
     if broken == "scores":
-        monkeypatch.setattr(Evaluator, "score", infinite)
+        monkeypatch.setattr(Evaluator, "score_by_sequence", infinite)
     else:
         monkeypatch.setattr(loop, "evaluate", destroy)
     assert shelf.run(tmp_path / "run", *(["evaluate.sets=[]"] if broken == "weights" else [])) == 3

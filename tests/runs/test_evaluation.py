@@ -56,7 +56,7 @@ def test_losses_are_means_since_the_evaluation_before(fit: Any) -> None:
 def test_a_job_scored_by_steps(shelf: Shelf, done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight steps in two epochs: scored after 3, 6 and 8; killed while it is scored the second time."""
     folder, more = shelf.root / "by-steps", ("evaluate.every_steps=3", "train.save_every=100")
-    score, calls = Evaluator.score, []
+    score, calls = Evaluator.score_by_sequence, []
 
     def killing(self: Evaluator, *arguments: Any) -> Any:
         calls.append(arguments)
@@ -65,7 +65,7 @@ def test_a_job_scored_by_steps(shelf: Shelf, done: Path, monkeypatch: pytest.Mon
         return score(self, *arguments)
 
     with monkeypatch.context() as patch, pytest.raises(Kill):
-        patch.setattr(Evaluator, "score", killing)
+        patch.setattr(Evaluator, "score_by_sequence", killing)
         shelf.run(folder, *more)
     assert [line["step"] for line in read_lines(folder / "history.jsonl")] == [3]
     assert shelf.run(folder, *more) == 0

@@ -36,8 +36,8 @@ def test_a_record_from_before_conclusions_is_read() -> None:
     """What it has in their place is no measure."""
     drawn = {"perplexity": {"heldout": {"ratio": 0.9, "low": 0.8, "high": 0.95, "units": "documents"}}}
     for bootstrap in ({}, drawn):
-        old = {"baseline": {"steps": 5, "perplexity": {"heldout": 3.0}, "bootstrap": bootstrap}}
-        record = Record.from_json(old)
+        old = {"baseline": {"steps": 5, "perplexity": {"heldout": 3.0}, "bootstrap": bootstrap, "curve": None}}
+        record = Record.from_json(old | {"backend": {"rings": {"asked": "1"}}})
         assert record.baseline == Baseline.model_validate({"steps": 5, "perplexity": {"heldout": 3.0}})
 
 

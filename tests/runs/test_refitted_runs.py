@@ -129,5 +129,5 @@ def test_auto_is_for_causal_students_of_known_families() -> None:
     found, _, _ = refitted_on("single", "gemma2", "auto", 20)  # whose narrow blocks are fitted by themselves
     assert found["neurons"]["after"] < found["neurons"]["before"] and found["refit"]["blocks"] == []
     assert refitted_on("single", "bert", "auto", 20)[0]["neurons"]["after"] is None
-    with pytest.raises(SettingError, match=r"^student\.refit=true: a Gemma2ForCausalLM .*; leave it at false$"):
+    with pytest.raises(SettingError, match=r"^student\.refit: a Gemma2ForCausalLM .*; set it to false$"):
         refitted_on("single", "gemma2", True)

@@ -7,9 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import wandb
 from job import Shelf, lines_of
-
-wandb = pytest.importorskip("wandb")
 
 STEPS = ("schedule=constant", "schedule.warmup=0", "train.epochs=null", "train.save_every=1", "train.keep=9")
 CACHED = ("objective.masking.static=true", "objective.cosine.weight=0", "teacher.cache.top_k=8")

@@ -5,6 +5,7 @@ import math
 import os
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ import tiny
 import torch
 from families import make_family
 from job import Shelf, assert_alike, distill, results, save_model
+from own_models import Convolutions
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from vocabularies import vocabulary_of
 
@@ -26,6 +29,7 @@ from distill.models.kind import CAUSAL, MASKED
 from distill.models.language_model import LAST, LanguageModel, OutputSpec
 from distill.models.precision import bf16_speedup, set_products
 from distill.runs import setup
+from distill.runs.pair import load_baseline
 from distill.runs.tokenizers import reads_same_tokens, refuse_tokens_beyond
 from distill.runtime.errors import SettingError
 
@@ -145,6 +149,32 @@ def test_a_run_says_records_and_keeps_its_formats(shelf: Shelf, monkeypatch: pyt
     monkeypatch.setattr(setup, "bf16_speedup", lambda device: 0.6)  # as after a move to another machine
     assert shelf.run(folder, *arguments) == 0
     assert results(folder)["precision"]["student"] == "bf16"
+
+
+def test_a_student_that_drops_blocks_is_not_sharded() -> None:
+    ranks: Any = SimpleNamespace(shards=True, shards_teacher=False, shards_student=True, size=2, barrier=lambda: None)
+    student = SimpleNamespace(config=SimpleNamespace(layerdrop=0.1))
+    with pytest.raises(SettingError, match=r"^student: .*layerdrop=0\.1.*shard_student=false"):
+        setup.shard_models(ranks, [], student, (MASKED, MASKED), 16)
+
+
+def test_a_baseline_computes_with_its_own_weights_where_blocks_are_compiled(tmp_path: Path) -> None:
+    student, other = Convolutions(), Convolutions()
+    save_file(other.state_dict(), tmp_path / "model.safetensors")
+    for layer in student.base_model.layers:  # as torch.compile leaves them
+
+        def compiled(*values: Any, inner: Any = layer.forward) -> Any:
+            return inner(*values)
+
+        compiled._torchdynamo_orig_callable = layer.forward  # type: ignore[attr-defined]
+        layer.forward = compiled
+    config: Any = SimpleNamespace(
+        evaluate=SimpleNamespace(baseline=str(tmp_path)), student=SimpleNamespace(custom=object())
+    )
+    pair: Any = SimpleNamespace(student=student, skeleton=None)
+    ids = torch.tensor([[5, 6, 7]])
+    torch.testing.assert_close(load_baseline(config, pair)(ids), other(ids))
+    assert all("forward" in vars(layer) for layer in student.base_model.layers)
 
 
 def test_a_compiled_encoder_gives_layers_that_were_not_asked_for_at_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from distill.evaluation.measures import Scoring
 from distill.evaluation.readers import Readers
 from distill.evaluation.sets import EvaluationSet
 from distill.models.kind import MASKED, ORDERED
-from distill.models.language_model import LanguageModel
+from distill.models.language_model import LanguageModel, OutputSpec
 from distill.objective.build import make_terms
 from distill.runs.pair import has_trained_head
 from distill.runs.term_losses import LossPass, loss_evaluator
@@ -111,6 +111,14 @@ def test_which_runs_train_no_head(terms: str, init: Any, has_head: bool, kind: A
     weights: dict[str, Any] = {name: 1.0 if name == "mlm" else {"weight": 1.0} for name in terms.split()}
     config = Config(student=StudentConfig(init=init))
     assert has_trained_head(config, kind, make_terms(only(**weights)), teachers) is trained
+
+
+def test_a_loss_of_the_users_on_all_logits_trains_the_head() -> None:
+    term: Any = SimpleNamespace(student_reads=OutputSpec(head=True), needs_teacher=True, across_tokenizers=False)
+    config, teachers = Config(student=StudentConfig(init="random")), [SimpleNamespace(has_head=True)]
+    assert has_trained_head(config, MASKED, {"mine": term}, teachers)  # type: ignore[arg-type]
+    term.student_reads = OutputSpec(layers=(1,))
+    assert not has_trained_head(config, MASKED, {"mine": term}, teachers)  # type: ignore[arg-type]
 
 
 def test_a_run_scores_its_sets_with_the_masks_of_its_training() -> None:

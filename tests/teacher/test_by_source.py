@@ -135,6 +135,12 @@ def test_runs_whose_sources_have_their_own_teachers(shelf: Shelf, tmp_path: Path
     assert distill(*arguments(shelf, interrupted(done, again), *chosen)) == 0
     assert_same(again, done)
     assert results(done)["identity"]["teacher.members.a.sources"] == ["notes"]
+    of_each, of_both = results(done), results(mean)
+    members = [member for content in (of_each, of_both) for member in content["teacher"]["members"].values()]
+    assert all(member["perplexity"] for member in members)
+    # Their mean has taught nothing.
+    assert "perplexity" not in of_each["teacher"] and of_each["agreement"] is None
+    assert of_both["teacher"]["perplexity"] and of_both["agreement"]
     (again / "results.json").unlink()
     assert distill(*arguments(shelf, again, *chosen[:1])) == 2, "those would be other teachers"
 
@@ -142,3 +148,4 @@ def test_runs_whose_sources_have_their_own_teachers(shelf: Shelf, tmp_path: Path
 def test_one_teacher_of_all_sources_is_the_only_one(shelf: Shelf, tmp_path: Path) -> None:
     arguments_of_two = arguments(shelf, tmp_path / "run", "teacher.members.a.sources=[books,notes]")
     assert distill(*(each for each in arguments_of_two if not each.startswith("teacher.members.b"))) == 0
+    assert results(tmp_path / "run")["teacher"]["perplexity"]

@@ -25,7 +25,9 @@ from distill.models.language_model import LAST, Head, LanguageModel, OutputSpec
 from distill.models.pooling import CLS, MEAN, saved_pooling
 from distill.objective import losses
 from distill.objective.build import make_terms
+from distill.objective.terms import Term
 from distill.runs.pair import Teachers, load_teachers
+from distill.runs.tokenizers import refuse_pairs_of_tokens
 from distill.runtime.errors import SettingError
 from distill.tasks import find_task
 from distill.teacher import cache
@@ -72,8 +74,10 @@ def test_a_joint_forward_keeps_documents_apart_where_the_first_batch_has_one_a_s
     )
     batches = make_batches(rows, clm, 2, 3).window(0)
     batches.sort(key=lambda batch: "position_ids" in batch.inputs)
-    wanted = lambda batch: OutputSpec(layers=(LAST,))  # noqa: E731
+    wanted, forwards = lambda batch: OutputSpec(layers=(LAST,)), list[int]()
+    model.register_forward_hook(lambda *_: forwards.append(1))
     joint, alone = (list(LiveTeacher(model, number).outputs(batches, wanted)) for number in (3, 1))
+    assert len(forwards) == 1 + 3  # of ranks with other text as many, or sharded teachers would wait for each other
     for one, other in zip(joint, alone, strict=True):
         torch.testing.assert_close(one.outputs.hidden[LAST], other.outputs.hidden[LAST])
 
@@ -92,6 +96,24 @@ def test_last_states_at_the_positions_are_cut_up_by_batch(head: bool) -> None:
 
 
 # --- another tokenizer
+
+
+class Logarithms(Term):
+    """A loss that claims to compare two vocabularies."""
+
+    across_tokenizers, student_reads, teacher_reads = True, OutputSpec(head=True), OutputSpec(head=True)
+
+    def count(self, batch: Batch) -> int:
+        return 1
+
+    def loss_sum(self, student: Any, teacher: Any, batch: Batch) -> Tensor:
+        raise AssertionError
+
+
+def test_a_loss_on_all_logits_is_of_pairs_of_tokens() -> None:
+    with pytest.raises(SettingError, match=r"objective\.mine pairs tokens"):
+        refuse_pairs_of_tokens(make_tokenizer(), make_tokenizer(("whale",)), {"mine": Logarithms()}, from_layers=False)
+
 
 SPEC = OutputSpec(pooled=("mean",))
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from job import command, save_model, wait_for
+from job import command, distill, results, save_model, wait_for
 from model_server import FAULTS, ModelServer, serving
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -236,6 +236,18 @@ def arguments(root: Path, folder: Path, server: ModelServer) -> list[str]:
     length = ["train.steps=2", "train.epochs=null", "corpus.max_sequences=300", "evaluate.sets=[]"]
     where = [f"data.cache={root / 'cache'}", f"hydra.run.dir={root / 'run'}"]
     return ["+recipe=distilgpt2_gutenberg", *corpus, *of_teacher, *student, *objective, *length, *where]
+
+
+def test_a_live_teacher_stands_beside_a_served_one(tmp_path: Path, folder: Path, server: ModelServer) -> None:
+    """The report scores the one that is here, and no mean."""
+    line = [word for word in arguments(tmp_path, folder, server) if not word.startswith(("teacher", "evaluate.sets"))]
+    served = f"{{url: '{server.url}', model: big, tokenizer: {folder}, cache: {{top_k: {K}}}}}"
+    members = ["teacher=several", f"teacher.members.a={{path: {folder}}}", f"teacher.members.b={served}"]
+    assert distill(*line, *members, "evaluate.sets=[heldout]", "evaluate.max_sequences=4") == 0
+    content = results(tmp_path / "run")
+    teacher, (here, there) = content["teacher"], content["teacher"]["members"].values()
+    assert here["perplexity"] and here["parameters"] > 0 and there["parameters"] is teacher["parameters"] is None
+    assert not teacher.keys() & {"perplexity"} and content["agreement"] is None
 
 
 def test_a_killed_run_asks_for_the_missing_parts_alone(

@@ -227,7 +227,12 @@ class Call:
 
     def _add_object(self, name: str, model: nn.Module, tokenizer: "PreTrainedTokenizerBase | None") -> None:
         def copied() -> nn.Module:
-            return that_learns(deepcopy(model)) if name == "student" else deepcopy(model)
+            on_gpu = [
+                weight for weight in model.parameters() if weight.is_cuda
+            ]  # where there is no room for a second one
+            here = {id(weight): nn.Parameter(weight.detach().cpu(), weight.requires_grad) for weight in on_gpu}
+            copy = deepcopy(model, here).to("cpu")
+            return that_learns(copy) if name == "student" else copy
 
         code = source_digest(import_path(type(model)) or "")
         held = InMemory(type(model).__name__, model_digest(model, tokenizer), copied, tokenizer, code)

@@ -150,6 +150,9 @@ def find_source(settings: SourceConfig, setting: str, data: DataConfig) -> Sourc
     """
     if (make := settings.made_by) is not None:
         source = make()
+        if not isinstance(source, Source) and settings.target is None:
+            problem, cure = "holds labelled examples, and this objective learns from text", "choose another kind"
+            raise SettingError(problem, setting=f"{setting}.kind", value=settings.kind, cure=cure)
         if not isinstance(source, Source):
             raise SettingError(f"{setting}._target_={make.path} gives no distill.data.sources.Source: inherit from it")
         return source.made_by(make)

@@ -10,7 +10,16 @@ from typing import Any, ClassVar, Self
 from distill.config.settings import DataConfig, SourceConfig
 from distill.data import readers
 from distill.data.chat_template import holds_messages
-from distill.data.find_files import File, data_folder, file_name, find_files, plain_name, without_other_splits
+from distill.data.find_files import (
+    SPLITS,
+    File,
+    data_folder,
+    file_name,
+    find_files,
+    has_split,
+    plain_name,
+    without_other_splits,
+)
 from distill.data.readers import Numbered, Record
 from distill.data.sources import Document, LeftOut, Part, Shard, Source
 from distill.runtime.errors import SettingError
@@ -94,6 +103,12 @@ class FileSource(Source):
                 f"{self.settings.split} are left out, such as {left_out[0].place}"
             )
         return kept
+
+    def of_named_split(self, files: list[File]) -> list[File]:
+        """`of_split` beside a file or a folder that is called like one alone: books may be called `test-pilot.txt`."""
+        split = self.settings.split
+        splits = [split] if split == "train" else [split, *SPLITS]
+        return self.of_split(files) if any(has_split(files, name) for name in splits) else files
 
     def read(self, place: str, start: int, stop: int | None) -> Iterator[Found]:
         """The texts of a plain file, or of the lines that begin in its bytes [start, stop)."""

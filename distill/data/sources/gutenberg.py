@@ -5,7 +5,7 @@ import re
 import zipfile
 from collections.abc import Iterator
 
-from distill.data.find_files import file_name, is_hidden
+from distill.data.find_files import File, file_name, is_hidden
 from distill.data.readers import LONGEST, InvalidFile, opened
 from distill.data.sources import LeftOut
 from distill.data.sources._files import FileSource, Found, format_of
@@ -48,6 +48,9 @@ class Gutenberg(FileSource):
     @classmethod
     def usual_paths(cls, split: str) -> list[str]:
         return [f"gutenberg/{split}"]
+
+    def chosen(self, files: list[File]) -> list[File]:
+        return self.of_named_split(files)
 
     def named(self, place: str, start: int, stop: int | None) -> Iterator[tuple[str, Found]]:
         return super().named(place, start, stop) if format_of(place) else books(place)

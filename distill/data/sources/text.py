@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from distill.config.settings import DocumentUnit
 from distill.data import readers
-from distill.data.find_files import SPLITS, File, has_split
+from distill.data.find_files import File
 from distill.data.sources import Shard
 from distill.data.sources._files import FileSource, format_of
 
@@ -18,10 +18,7 @@ class Text(FileSource):
     by_split = True
 
     def chosen(self, files: list[File]) -> list[File]:
-        """Those of the split only beside a file that is called like one: books may be called `test-pilot.txt`."""
-        split = self.settings.split
-        splits = [split] if split == "train" else [split, *SPLITS]
-        return self.of_split(files) if any(has_split(files, name) for name in splits) else files
+        return self.of_named_split(files)
 
     def read(self, place: str, start: int, stop: int | None) -> Iterator[str]:
         encoding = self.settings.encoding

@@ -9,8 +9,8 @@ from typing import Any, Self
 import numpy as np
 
 from distill.data.find_files import File, data_folder, find_files, of_split
-from distill.runtime.errors import SettingError, first_line
-from distill.runtime.hub import how_to_do_without, is_unreachable
+from distill.data.readers import load_hub
+from distill.runtime.errors import SettingError
 from distill.runtime.progress import counted
 
 
@@ -120,20 +120,7 @@ class Split(ABC):
 
     def data_set(self, setting: str) -> Any:
         """The data set that `hub` names. Raises SettingError where it cannot be loaded."""
-        import datasets
-
-        folder = Path(str(self.hub)).expanduser()
-        try:
-            if any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
-                saved: Any = datasets.load_from_disk(str(folder))
-                return saved[self.split] if isinstance(saved, datasets.DatasetDict) else saved
-            datasets.disable_progress_bars()
-            return datasets.load_dataset(str(self.hub), self.subset, split=self.split)
-        except Exception as error:  # `datasets` raises a dozen kinds for a wrong name, a wrong split and no network
-            reason = f"{first_line(error)[:300]}; check the names and the network, or give a copy as {setting}.path"
-            line = how_to_do_without(str(self.hub), "dataset") if is_unreachable(error) else reason
-            where = f"{setting}.hub={self.hub} (subset={self.subset}, split={self.split})"
-            raise SettingError(f"{where} cannot be loaded: {line}") from error
+        return load_hub(str(self.hub), self.subset, self.split, False, setting)
 
     def place(self, files: Sequence[File]) -> str:
         """Where the examples lie, for the banner: in these files, or on the Hub."""

@@ -20,6 +20,7 @@ from distill.config.settings import PrecisionConfig
 from distill.distributed.shard import is_sharded
 from distill.models.kernels import is_known
 from distill.models.kernels.attention import use_batched_products
+from distill.models.kernels.masks import use_known_masks
 from distill.models.precision import dtype_of
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # of glibc's malloc.h
@@ -74,7 +75,7 @@ def pack_for_evaluation(model: Any, precision: PrecisionConfig, device: torch.de
 
     It is the latter on a CPU in fp16, where torch.compile has laid out its own, with `precision.kernels=plain`, for
     unsupported families, and where it is sharded over ranks. A GPU lays out nothing: there the copy has torch's
-    activation alone.
+    activation, and masks that are known.
     """
     dtype = dtype_of(precision.evaluate)
     if precision.kernels == "plain" or precision.compile or is_sharded(model) or not is_known(model):
@@ -86,6 +87,8 @@ def pack_for_evaluation(model: Any, precision: PrecisionConfig, device: torch.de
     if device.type == "cpu":
         packed = _pack(packed, dtype, packs=True)
         use_batched_products(packed)  # a student in training does already: teacher and baseline are scored as it is
+    else:
+        use_known_masks(packed)
     return packed
 
 

@@ -68,7 +68,7 @@ class Pooled(Term):
             if saved is not None and (saved.unsupported or saved.kind != self.pooling.value):
                 says = saved.unsupported or f"1_Pooling={saved.kind}"
                 logger.warning(
-                    f"objective.pooled.pooling={self.pooling.value} takes other vectors of the teacher than its folder "
+                    f"pooling={self.pooling.value} takes other vectors of the teacher than its folder "
                     f"{saved.place} makes, which has {says} in its modules.json"
                 )
         elif saved is not None:
@@ -76,12 +76,12 @@ class Pooled(Term):
                 raise ValueError(
                     f"pooling=auto: the folder {saved.place} of the teacher makes its vectors with {saved.unsupported} "
                     "(modules.json), which is not supported here; choose another teacher, or "
-                    f"objective.pooled.pooling={saved.kind or MEAN} for the vectors before that"
+                    f"pooling={saved.kind or MEAN} for the vectors before that"
                 )
             of_student = saved_pooling(student)
             self._read((of_student and of_student.kind) or saved.kind, saved.kind)
             before = ", before they are normalized" if saved.normalizes else ""
-            logger.info(f"objective.pooled compares vectors as 1_Pooling of {saved.place} says: {saved.kind}{before}")
+            logger.info(f"pooled vectors are compared as 1_Pooling of {saved.place} says: {saved.kind}{before}")
         if teacher is not None:
             widths = [pooled_width(student, self.student_kind)], [pooled_width(teacher, self.teacher_kind)]
             self.module = projections(*widths)

@@ -25,8 +25,9 @@ from distill.runtime.files import atomic, make_folder, refuse_overwriting
 
 HTML, MARKDOWN, TABLE = "compare.html", "compare.md", "compare.csv"
 # Settings, or groups of them, that do not change the student.
-IGNORED = ["seed", "resume", "optimize", "tracker", "profile", "report", "evaluate.baseline"]
+IGNORED = ["seed", "resume", "optimize", "tracker", "profile", "report", "observers", "evaluate.baseline"]
 IGNORED += [f"train.{name}" for name in ("workers", "log_every", "keep", "save_every", "async_checkpoints", "on_usr1")]
+IGNORED += ["train.snapshots", "train.snapshot_every", "evaluate.samples"]
 IGNORED += [f"data.{name}" for name in ("cache", "workers", "local", "local_bytes", "tokens")]
 DIGESTS = ("corpus.digest", "teacher.digest")  # of the identity: two runs may name the same path and read other content
 UNEVEN = 1.25  # times by which speeds of one model differ where a machine had other work
