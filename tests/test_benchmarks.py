@@ -54,6 +54,7 @@ SYNC = {"none", "distill window", "distill every", "wrapper window"}
 STEPS = "--shapes tiny,gpt2-tiny --accumulate 2 --rounds 1 --rows masked --only"
 PERPLEXITY = "perplexity --cases bundled-teacher --rows 1 --length 32 --rounds 1"
 PEERS = "peers --teacher TEACHER --layers 0,2 --sequences 20 --length 16 --batch 2 --formats fp32 --quality 0.01"
+OF_PEERS = {"distill fp32", "compiled fp32", "teacher", "student before training"}
 SUMS = "--seeds 1 --teacher-steps 6 --steps 6 --minutes 0.01 --work RUNS"
 SMALL = [
     ("exchange.py", f"sync {EXCHANGE}", "sync", SYNC),
@@ -63,8 +64,8 @@ SMALL = [
     ("step/__main__.py", f"plain {STEPS} fp32", "step", {"plain fp32", "distill fp32"}),
     ("step/__main__.py", "objective --shapes 32x200x16x16 --rounds 1", "path", {"plain", "fused", "compiled"}),
     ("step/__main__.py", PERPLEXITY, "path", {"plain", "distill", "distill bf16"}),
-    ("step/__main__.py", PEERS, "step", {"distill fp32", "teacher", "student before training"}),
-    ("step/__main__.py", f"{PEERS} --on-policy", "step", {"distill fp32", "teacher", "student before training"}),
+    ("step/__main__.py", PEERS, "step", OF_PEERS),
+    ("step/__main__.py", f"{PEERS} --on-policy", "step", OF_PEERS),
     ("sums.py", f"{SUMS} sequence-level on-policy", "way", {"teacher", "start", "sequence-level", "on-policy"}),
     ("headline.py", "time --work RUNS --quick --turns 1", "recipe", {None, "example", "distill"}),
 ]
