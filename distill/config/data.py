@@ -69,7 +69,7 @@ class SourceConfig(Part):
             problem = f"not known{did_you_mean(self.kind, choices)}" if self.kind else "missing"
             cure = f"choose one of {', '.join(choices)}, or name a class of your own as {self.group}._target_"
             yield ".kind", self.kind or None, problem, cure
-        if (self.target, self.kind, type(self)) == (None, MIXTURE, SourceConfig):
+        if self.target is None and self.kind == MIXTURE and type(self) is SourceConfig:
             yield ".kind", MIXTURE, "for what is trained on", "name the source of one text"
         if self.made_by is None:
             self.refuse_arguments()

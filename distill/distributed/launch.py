@@ -24,7 +24,7 @@ EXPORTED = re.compile(
     r"PATH|PYTHONPATH|LD_LIBRARY_PATH|VIRTUAL_ENV|HOME|USER|LANG|TMPDIR|SSH_AUTH_SOCK|SSL_CERT_FILE|REQUESTS_CA_BUNDLE"
     r"|(AWS|GOOGLE|LC|XDG|CUDA|DISTILL|HF|TRANSFORMERS|WANDB|HOROVOD|NCCL|GLOO|OMP|MKL)_\w+"
 )
-PLACES = ("GOOGLE_APPLICATION_CREDENTIALS", "AWS_SHARED_CREDENTIALS_FILE")  # of secrets: no host reads them elsewhere
+PATHS = ("GOOGLE_APPLICATION_CREDENTIALS", "AWS_SHARED_CREDENTIALS_FILE")  # of files with secrets, themselves none
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL|_(AUTH|PWD)$")
 GIVE_WAY = 2.0  # seconds
 
@@ -107,7 +107,7 @@ def _become_horovodrun(hosts: list[tuple[str, int]], command: list[str]) -> NoRe
             raise SettingError(
                 f"backend.hosts: {host} has no address here ({error.strerror}); give names that this machine can reach"
             ) from None
-    secrets = sorted(name for name in os.environ if SECRET.search(name) and name not in PLACES)
+    secrets = sorted(name for name in os.environ if SECRET.search(name) and name not in PATHS)
     if secrets:
         write_to(
             sys.stderr,

@@ -227,9 +227,8 @@ class Call:
 
     def _add_object(self, name: str, model: nn.Module, tokenizer: "PreTrainedTokenizerBase | None") -> None:
         def copied() -> nn.Module:
-            on_gpu = [
-                weight for weight in model.parameters() if weight.is_cuda
-            ]  # where there is no room for a second one
+            # Not on a GPU, where the user's own model may leave no room for a second one.
+            on_gpu = [weight for weight in model.parameters() if weight.is_cuda]
             here = {id(weight): nn.Parameter(weight.detach().cpu(), weight.requires_grad) for weight in on_gpu}
             copy = deepcopy(model, here).to("cpu")
             return that_learns(copy) if name == "student" else copy
