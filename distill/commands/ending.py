@@ -63,7 +63,7 @@ def expected(error: BaseException, folder: str = "") -> Failure | None:
         folder: what an error of storage that names no file is about.
     """
     from distill.config.errors import setting_error
-    from distill.runtime.host import limit_failure, memory_failure, storage_failure
+    from distill.runtime.host import failure_of
 
     if os.environ.get("DISTILL_TRACEBACK") == "1":
         return None
@@ -72,7 +72,7 @@ def expected(error: BaseException, folder: str = "") -> Failure | None:
     if not isinstance(error, OSError) and (signal := _signal_behind(error)) is not None:
         return signal
     assert isinstance(error, Exception)
-    return setting_error(error) or storage_failure(error, folder) or limit_failure(error) or memory_failure(error)
+    return setting_error(error) or failure_of(error, folder)
 
 
 def _signal_behind(error: BaseException | None) -> Interrupted | None:

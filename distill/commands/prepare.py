@@ -102,6 +102,7 @@ def prepare(config: "Config", show: int = 0) -> "dict[str, Tokens]":
 
 def print_shown(config: "Config", task: "Task", count: int) -> None:
     """Prints so many of the sequences that training begins with as text, their targets in [[ ]]."""
+    from distill.config.settings import BackendConfig
     from distill.data.shown import LEGEND, shown
     from distill.distributed.single import Single
     from distill.runs.tokenizers import tokenizer_of_run
@@ -109,7 +110,7 @@ def print_shown(config: "Config", task: "Task", count: int) -> None:
 
     task = task.read(config)
     tokenizer = tokenizer_of_run(config, task)
-    batches = task.prepare(config, tokenizer, Single(config.backend)).batches
+    batches = task.prepare(config, tokenizer, Single(BackendConfig(device="cpu"))).batches
     classes = getattr(task.data.examples, "classes", ()) if isinstance(task, TableTask) else ()
     print(LEGEND)
     for batch in batches.first(count):

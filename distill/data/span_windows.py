@@ -50,14 +50,6 @@ class SpanWindows(LabelledSequences):
     unreached: int = 0  # questions with an answer that no window holds whole
     context: ContextTokens | None = None  # None in training, which does without
 
-    @property
-    def starts(self) -> np.ndarray:
-        return self.targets["span_start"]
-
-    @property
-    def ends(self) -> np.ndarray:
-        return self.targets["span_end"]
-
     def with_unlabelled(self, others: Self) -> Self:
         owners = np.concatenate([self.questions, others.questions + self.questions.max(initial=-1) + 1])
         return replace(super().with_unlabelled(others), questions=owners, context=None)
@@ -93,7 +85,7 @@ def span_windows(
     if (shortest := encoder.surroundings(pairs=True).length + settings.max_query + 1) > settings.sequence_length:
         problem = f"no room for a context behind {settings.max_query} tokens of a question"
         cure = f"set it to {shortest} or more, or {setting}.max_query lower"
-        raise SettingError(problem, setting=f"{setting}.sequence_length", value=settings.sequence_length, cure=cure)
+        raise SettingError(problem, setting="corpus.sequence_length", value=settings.sequence_length, cure=cure)
     windows = list(_windows(questions.questions, encoder, settings))
     shape = (len(windows), settings.sequence_length)
     sequences, segments = np.full(shape, encoder.pad_id, encoder.dtype), np.zeros(shape, np.uint8)

@@ -28,7 +28,7 @@ from distill.report.words import NONE, number, percent, time_of
 from distill.runs.profile.sampler import Sampler
 from distill.runs.record import Record
 from distill.runtime.errors import SettingError, first_line, printable
-from distill.runtime.host import memory_failure, storage_failure
+from distill.runtime.host import failure_of, storage_failure
 from distill.runtime.jsonl import LogLine, read_lines
 from distill.runtime.progress import keeping, under_way
 from distill.runtime.redaction import redact
@@ -314,7 +314,7 @@ def ending_of(error: BaseException) -> Ending:
     """How a run that has met this error stops."""
     cause: Any = error
     if not isinstance(getattr(error, "status", None), int) and isinstance(error, Exception):
-        cause = storage_failure(error) or memory_failure(error) or error
+        cause = failure_of(error) or error
     status = getattr(cause, "status", None)
     if isinstance(status, int):
         return Ending(status, redact(" ".join(str(cause).split())))

@@ -83,6 +83,11 @@ def limit_failure(error: BaseException) -> SettingError | None:
     return None
 
 
+def failure_of(error: BaseException, folder: str = "") -> StorageFailed | SettingError | None:
+    """The error as a failure of storage, of a limit or of memory; None for any other. See `storage_failure`."""
+    return storage_failure(error, folder) or limit_failure(error) or memory_failure(error)
+
+
 def storage_failure(error: BaseException, folder: str = "") -> StorageFailed | None:
     """The error as one of storage, if that is what it is or comes from; `folder` is named where it names no path."""
     for current, deliberate in _behind(error):

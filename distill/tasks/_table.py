@@ -85,9 +85,9 @@ class TableTask(Task):
 
     def prepare(self, config: Config, tokenizer: PreTrainedTokenizerBase, ranks: Ranks) -> Prepared:
         data = self.data
-        sequences = self.sequences(data.split, data.examples, tokenizer, config, scoring=False)
+        sequences = self.sequences(data.split, data.examples, tokenizer, config, "corpus")
         if data.unlabelled is not None:
-            others = self.sequences(data.split, data.unlabelled, tokenizer, config, scoring=False)
+            others = self.sequences(data.split, data.unlabelled, tokenizer, config, "corpus")
             sequences = sequences.with_unlabelled(others)
         tokens = Tokens(
             sequences=sequences.sequences,
@@ -121,9 +121,13 @@ class TableTask(Task):
 
     @abstractmethod
     def sequences(
-        self, split: Any, examples: Any, tokenizer: PreTrainedTokenizerBase, config: Config, scoring: bool
+        self, split: Any, examples: Any, tokenizer: PreTrainedTokenizerBase, config: Config, setting: str
     ) -> Any:
-        """The examples as sequences; `scoring`: with what turns outputs into scores."""
+        """The examples as sequences; those of an evaluation set with what turns outputs into scores.
+
+        Args:
+            setting: what error lines call the settings of `split`: `corpus`, or `evaluate.sources.NAME`.
+        """
 
     @abstractmethod
     def collator(self, sequences: Any) -> Collator:
@@ -139,7 +143,7 @@ class TableTask(Task):
         examples = _some(examples, config.evaluate.max_sequences_of(name), f"examples of {name}")
         if self.data.is_learnt:
             self._refuse_learnt(setting, split, examples)
-        sequences = self.sequences(split, examples, tokenizer, config, scoring=True)
+        sequences = self.sequences(split, examples, tokenizer, config, setting)
         _checked_counts(sequences, tokenizer, config, f"evaluate.sets: {name}")
         return self.evaluation_set(name, split, examples, sequences)
 

@@ -60,7 +60,7 @@ class Classes(TableTask):
         examples: LabelledTexts,
         tokenizer: PreTrainedTokenizerBase,
         config: Config,
-        scoring: bool,
+        setting: str,
     ) -> ClassSequences:
         length = config.corpus.sequence_length
         sequences = class_sequences(examples, tokenizer, length, "corpus.sequence_length")

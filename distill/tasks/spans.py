@@ -25,15 +25,15 @@ class Spans(TableTask):
     corpora = ("squad",)
 
     def sequences(
-        self, split: Squad, examples: Questions, tokenizer: PreTrainedTokenizerBase, config: Config, scoring: bool
+        self, split: Squad, examples: Questions, tokenizer: PreTrainedTokenizerBase, config: Config, setting: str
     ) -> SpanWindows:
         settings = SpanConfig(config.corpus.sequence_length, split.stride, split.max_query)
-        windows = span_windows(examples, tokenizer, settings, "corpus", scoring)
+        windows = span_windows(examples, tokenizer, settings, setting, scoring=setting != "corpus")
         if windows.unreached:
             of_all = f"{windows.unreached:,} of {counted(len(examples), 'question')}"
             logger.info(
                 f"{examples.name}: {of_all} have an answer that no window holds whole: raise "
-                f"corpus.sequence_length={config.corpus.sequence_length}, or lower corpus.stride"
+                f"corpus.sequence_length={config.corpus.sequence_length}, or lower {setting}.stride"
             )
         return windows
 

@@ -304,6 +304,9 @@ def test_a_run_finds_what_was_prepared(shelf: Shelf, tmp_path: Path, capfd: Any,
     assert corpus.startswith("corpus: 6 shards, 456 sequences of 32, 14,592 tokens, ") and corpus.endswith(f" {place}")
     assert heldout.startswith("heldout: 1 shard, 24 sequences of 32, 768 tokens, ") and heldout.endswith(f" {place}")
     assert not (tmp_path / "run").exists() and not list((tmp_path / "cache").glob("tokens/*.build"))
+    several = ("backend=ddp", "backend.processes=2")  # of the run to come; this command is one process
+    assert main(["prepare", "show=1", *shelf.arguments(tmp_path / "run", *settings, *several)]) == 0
+    assert capfd.readouterr().out.count("--- sequence ") == 1
     assert shelf.run(tmp_path / "run", *settings) == 0
     assert "preparing tokens" not in capfd.readouterr().err
     process = command("prepare", *shelf.arguments(tmp_path / "run", f"data.cache={tmp_path / 'other'}"))

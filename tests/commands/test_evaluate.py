@@ -101,6 +101,8 @@ def test_answers_and_classes(shelf: Shelf, tmp_path: Path) -> None:
     elsewhere = shutil.copytree(answers / "student", tmp_path / "elsewhere")
     (found,) = evaluate_models([elsewhere], [*questions, "corpus.sequence_length=32", "precision=fp32"]).models
     assert found.scores["f1"] == results(answers)["student"]["f1"]
+    words = "evaluate.sources.dev.stride=0: give a number"
+    assert words in refused([elsewhere], *questions, "corpus.sequence_length=32", "evaluate.sources.dev.stride=0")
     assert "+recipe=table" in refused([shutil.copytree(classes / "student", tmp_path / "classifier")])
 
 

@@ -134,7 +134,7 @@ def test_labels_name_the_answer_and_nothing_else(family: str) -> None:
     assert windows.unreached == 0 and windows.context is not None
     found: list[set[str]] = [set() for _ in made.questions]
     for number, start, end, offsets in zip(
-        windows.questions, windows.starts, windows.ends, windows.context.offsets, strict=True
+        windows.questions, *windows.targets.values(), windows.context.offsets, strict=True
     ):
         if start != NO_ANSWER:
             found[number].add(made.questions[number].context[offsets[start, 0] : offsets[end, 1]])
@@ -216,7 +216,7 @@ def test_a_window_that_holds_only_some_of_the_answer_has_none(length: int) -> No
         inside = inside[inside[:, 0] >= 0]
         holds = inside[0, 0] <= begin and inside[-1, 1] >= begin + 8
         holding += holds
-        assert (windows.starts[window] != NO_ANSWER) == (windows.ends[window] != NO_ANSWER) == holds
+        assert [labels[window] != NO_ANSWER for labels in windows.targets.values()] == [holds, holds]
     assert 0 < holding < len(own)
 
 
@@ -237,7 +237,7 @@ def test_batches_of_windows(unlabelled: int) -> None:
         assert width % 32 == 0 or width == 100
         assert batch.documents is not None and torch.equal(batch.documents != PADDING, batch.ids != windows.pad_id)
         has = np.flatnonzero(batch.row_ids < len(known))
-        for name, positions in (("span_start", windows.starts), ("span_end", windows.ends)):
+        for name, positions in windows.targets.items():
             assert batch.labels[name].positions.tolist() == has.tolist()
             assert batch.labels[name].targets.tolist() == positions[batch.row_ids[has]].tolist()
         met += batch.row_ids.tolist()

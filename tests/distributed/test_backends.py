@@ -183,7 +183,7 @@ def check_refusals(ranks: Ranks) -> None:
         assert f"rank 1 would train something else than rank 0{more}: seed is 1 there and 0 on" in str(error.value)
         with pytest.raises(SettingError, match=r"evaluate\.every_steps is 4 there and 3 on rank 0"):
             refuse_differing_settings({"evaluate": {"every_steps": 3 + second}}, ranks)
-        with pytest.raises(SettingError, match=r"evaluate\.baseline is given: True there"):
+        with pytest.raises(SettingError, match=r"evaluate\.baseline is a run there and None on rank 0"):
             refuse_differing_settings({"evaluate": {"baseline": "runs/b" if second else None}}, ranks)
     with pytest.raises(ValueError, match="float64"):
         GradientSync(ranks, make_model(0).double())

@@ -83,7 +83,7 @@ def test_what_no_answer_may_be_read_from_is_refused() -> None:
     made = sample.made(5)
     windows = windows_of(made)
     for value in (np.nan, np.inf):
-        for position in (0, int(windows.starts.max())):
+        for position in (0, int(windows.targets["span_start"].max())):
             starts, ends = logits_of(windows)
             starts[:, position] = value
             with pytest.raises(NotFinite):

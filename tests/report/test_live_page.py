@@ -41,7 +41,8 @@ def test_it_means_nothing_but_its_texts_and_loads_nothing() -> None:
 
 def test_a_run_that_has_stopped_has_the_status_of_its_error() -> None:
     """Whose page is golden/stopped.md."""
-    for error, status in ((Diverged("x"), 3), (Interrupted("x", 15), 143), (OSError(28, "full"), 74), (KeyError(), 1)):
+    statuses = {Diverged("x"): 3, Interrupted("x", 15): 143, OSError(28, "full"): 74, OSError(24, "files"): 2}
+    for error, status in (statuses | {KeyError(): 1}).items():
         assert ending_of(error).status == status
     page, _ = text_of(replace(under_way(), ending=ending_of(KeyError("a bug"))))
     assert "limit = 0" in page and "Under way" not in page

@@ -68,7 +68,7 @@ class Pooled(Term):
             if saved is not None and (saved.unsupported or saved.kind != self.pooling.value):
                 says = saved.unsupported or f"1_Pooling={saved.kind}"
                 logger.warning(
-                    f"pooling={self.pooling.value} takes other vectors of the teacher than its folder "
+                    f"objective.pooled.pooling={self.pooling.value} takes other vectors of the teacher than its folder "
                     f"{saved.place} makes, which has {says} in its modules.json"
                 )
         elif saved is not None:
@@ -76,7 +76,7 @@ class Pooled(Term):
                 raise ValueError(
                     f"pooling=auto: the folder {saved.place} of the teacher makes its vectors with {saved.unsupported} "
                     "(modules.json), which is not supported here; choose another teacher, or "
-                    f"pooling={saved.kind or MEAN} for the vectors before that"
+                    f"objective.pooled.pooling={saved.kind or MEAN} for the vectors before that"
                 )
             of_student = saved_pooling(student)
             self._read((of_student and of_student.kind) or saved.kind, saved.kind)
