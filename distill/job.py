@@ -17,10 +17,10 @@ from distill.objective.terms import Term
 from distill.optim.schedule import ENDLESS, total_steps
 from distill.report.comparison.columns import Goal, choose_best
 from distill.report.live import RunPage
-from distill.report.publish import make_snapshots, write_outputs
+from distill.report.publish import Snapshots, write_outputs
 from distill.runs import trackers
 from distill.runs.baseline import find_baseline
-from distill.runs.callbacks import RunLog, check_snapshots, make_observers
+from distill.runs.callbacks import RunLog, UserObservers, check_snapshots
 from distill.runs.check import check
 from distill.runs.describe import announce, describe, notes_of
 from distill.runs.facts import Best
@@ -85,7 +85,7 @@ def begin(run: Run, page: RunPage, recipe: str, command: str, resolved: str) -> 
     learner, teachers = make_learner(run), FrozenTeachers(run)
     state = folder.load(learner.model, learner.optimizer)
     evaluator, best = make_evaluator(run)
-    observers = make_observers(config.own_observers, folder.path, ranks)
+    observers = UserObservers(config.own_observers, folder.path, ranks)
     page.begin(state.seconds, None if run.steps == ENDLESS else run.steps)
     notes = notes_of(run)
     announce(run, recipe, notes, state)
@@ -96,7 +96,7 @@ def begin(run: Run, page: RunPage, recipe: str, command: str, resolved: str) -> 
     folder.begin(state, resolved, run.pair.layers)
     folder.checkpoints.begin(best, precision=run.formats, layers=run.pair.layers, began_from=folder.beginning())
     page.describe(record)
-    snapshots = make_snapshots(run, record, state)
+    snapshots = Snapshots(run, record, state)
     snapshots.warn_of_past(state.step)
     evaluation = PeriodicEvaluation(run, evaluator, tracker)
     log = RunLog(run, state, tracker)
@@ -185,7 +185,7 @@ def make_evaluator(run: Run) -> tuple[Evaluator, Best | None]:
 def publish(training: Training, record: Record, page: RunPage, resolved: str) -> Record:
     """Score the models, and write all that the run leaves, the report in place of its page; gives the record."""
     run, learner, state, evaluation = training.run, training.learner, training.state, training.evaluation
-    record = record.changed(best=evaluation.load_best(learner.model, learner.optimizer, state.step))
+    record = record.changed(best=run.folder.load_best(learner.model, learner.optimizer, state.step))
     learner.optimizer.state.clear()  # its memory is for the models that are scored side by side
     record = complete_record(record, run, state, evaluation).redacted()
     page.stop()

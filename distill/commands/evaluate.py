@@ -30,7 +30,13 @@ from distill.evaluation.readers import MeanModel
 from distill.evaluation.significance import ModelLosses, compare_models
 from distill.evaluation.speed import check_memory
 from distill.evaluation.users import check_measures
-from distill.models.check import check_packing, check_vocabulary, check_vocabulary_size, max_positions, set_padding
+from distill.models.check import (
+    check_packing,
+    check_positions,
+    check_vocabulary,
+    check_vocabulary_size,
+    set_padding,
+)
 from distill.models.kind import ModelKind, output_names
 from distill.models.load import load_pretrained, load_tokenizer, saved_config
 from distill.models.loaded import SETTING
@@ -240,9 +246,7 @@ def _check_model(
     """
     check_vocabulary(model, title, tokenizer)
     set_padding(model, tokenizer)
-    length = config.corpus.sequence_length
-    if (limit := max_positions(model)) is not None and length > limit:
-        raise SettingError(f"corpus.sequence_length={length} exceeds the {limit} positions of {setting}: lower it")
+    check_positions(model, setting, config.corpus.sequence_length)
     if kind.causal and config.corpus.cross_documents:
         check_packing(model, setting)
 

@@ -38,7 +38,7 @@ from distill.models.teacher import teacher_tokenizer
 from distill.runs.identity import difference, listed
 from distill.runtime.completions import Server
 from distill.runtime.errors import Damaged, SettingError
-from distill.runtime.files import atomic
+from distill.runtime.files import atomic, write_text
 from distill.runtime.jsonl import JsonLines
 from distill.runtime.progress import Progress
 from distill.runtime.seed import key
@@ -255,8 +255,7 @@ def _begin(folder: Path, writer: Writer, prompts: Sequence[Prompt]) -> None:
     now |= {"model": writer.digest, "prompts": digest.hexdigest()}
     if not path.exists():
         folder.mkdir(exist_ok=True)
-        with atomic(path) as new:
-            new.write_text(json.dumps(now))
+        write_text(path, json.dumps(now))
     before = json.loads(path.read_bytes())
     if found := [text for name in now if (text := difference(name, before, now))]:
         cure = f"restore them, remove {folder}, or give another output"

@@ -23,6 +23,7 @@ from distill.data.readers import Record
 from distill.data.span_windows import SpanConfig, SpanWindows, span_windows
 from distill.data.tables.squad import Question, Questions
 from distill.evaluation.questions import AnswerConfig, Answered, find_answers
+from distill.models.blocks import in_evaluation_mode
 from distill.models.check import padding_of
 from distill.models.generation import Completion, complete, ends_of
 from distill.models.kind import CAUSAL, CLASSES, MASKED, SPANS, ModelKind
@@ -126,7 +127,7 @@ def predict_named(inputs: Sequence[tuple[str, Any]], model: LoadedModel, options
     records = [(name, _as_record(name, item, model.kind)) for name, item in inputs]
     queries = [_query(name, record, model, options) for name, record in records]
     order = sorted(range(len(queries)), key=lambda number: -len(str(queries[number])))  # so that little is padding
-    with model.evaluating():
+    with in_evaluation_mode(model.model):
         found = by_kind[model.kind](model, [queries[number] for number in order], options) if queries else []
     predictions = dict(zip(order, found, strict=True))
     return [

@@ -95,12 +95,9 @@ def upload(options: PushArguments, record: "Record", folder: Path) -> str:
 def write_report(folder: Path, run_folder: Path, record: "Record") -> Path:
     """Write the report of a run into another folder, without paths of this machine, settings and samples of text."""
     from distill.report import report
-    from distill.report.model_card import shareable, without_paths
-    from distill.runs.record import Record
+    from distill.report.model_card import shareable
     from distill.runtime.jsonl import read_lines
-    from distill.runtime.redaction import redacted
 
-    content = shareable(record).changed(started_in=None, samples=None).to_json()
-    shared = Record.from_json(redacted(content, without_paths))
+    shared = shareable(record).changed(started_in=None, samples=None)
     report.write(folder, shared, read_lines(run_folder / "metrics.jsonl"), "")
     return folder / "report.html"

@@ -156,12 +156,10 @@ class BackendConfig(Settings):
             yield ".collective", self.collective, problem, "choose backend=ddp, or leave it null"
         if self.collective is not None and self.rings > 1:
             yield ".rings", self.rings, "with a plug-in (backend.collective), which has one ring", "leave it at 1"
-        for name, value in self.given("shard_student", "shard_teacher").items() if self.name != "fsdp" else ():
+        sharded = self.given("shard_student", "shard_teacher", "shard_size")
+        for name, value in sharded.items() if self.name != "fsdp" else ():
             problem = f"with backend.name={self.name}: only fsdp shards models over ranks"
             yield f".{name}", value, problem, "set backend=fsdp, or leave it out"
-        if self.shard_size is not None and self.name != "fsdp":
-            problem = f"with backend.name={self.name}: only fsdp shards models over ranks"
-            yield ".shard_size", self.shard_size, problem, "set backend=fsdp, or leave it out"
         if self.offload_teacher and not self.shards_teacher:
             cure = "set backend=fsdp without backend.shard_teacher=false"
             yield ".offload_teacher", True, "for a teacher that is sharded", cure

@@ -15,16 +15,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 from distill.data.find_files import COMPRESSED, file_name, plain_name
 from distill.data.remote import file_system, is_url, is_web, may_pass
 from distill.runtime.errors import SettingError, StorageFailed, did_you_mean, first_line
 from distill.runtime.hub import how_to_do_without, is_hub_reached, is_unreachable
 
-Value = TypeVar("Value", str, list)
 Record = dict[str, Any]  # of the user's data: what its fields hold, by the names that they have there
 Numbered = Iterator[tuple[int, Record]]  # records, each with the number of its line or row from 1 on
+Columns = Callable[[list[str]], dict[str, str]]  # of the columns of a file those that are read, by setting
 
 PIECE = 1 << 20  # characters after which a plain text file is cut at the next blank line
 LONGEST = 16 << 20  # bytes of one document that are held in memory
@@ -239,12 +239,12 @@ def records(place: str, start: int = 0, stop: int | None = None, encoding: str |
             yield number, record
 
 
-def table_rows(place: str, fields: dict[str, str], encoding: str | None = None) -> Numbered:
+def table_rows(place: str, fields: Columns, encoding: str | None = None) -> Numbered:
     """The rows of a CSV or TSV file as records of texts by the names of its header, each with the number of its line.
 
     Args:
-        fields: the columns that are wanted, by the setting that names each. In CSV, and not in TSV, a field in
-            quotation marks may hold separators and ends of lines.
+        fields: gives of the columns that are there those that are wanted, by the setting that names each. In CSV, and
+            not in TSV, a field in quotation marks may hold separators and ends of lines.
 
     Raises:
         SettingError: a wanted column is not there.
@@ -260,7 +260,7 @@ def table_rows(place: str, fields: dict[str, str], encoding: str | None = None) 
         for row in filter(None, rows):
             if not names:
                 names = [name.strip() for name in row]
-                check_columns(fields, names, file_name(place))
+                check_columns(fields(names), names, file_name(place))
                 continue
             if len(row) != len(names):
                 raise csv.Error(f"{len(row)} fields, not the {len(names)} of its header")
@@ -269,25 +269,26 @@ def table_rows(place: str, fields: dict[str, str], encoding: str | None = None) 
         raise InvalidFile(f"{file_name(place)}, line {rows.line_num:,}", str(error)) from error
 
 
-def parquet_rows(place: str, columns: list[str] | None, start: int = 0, stop: int | None = None) -> Numbered:
-    """Columns of the row groups [start, stop) of a Parquet file, with the numbers of rows from 1 on; None: all.
+def parquet_rows(place: str, fields: Columns, start: int = 0, stop: int | None = None) -> Numbered:
+    """Columns of the row groups [start, stop) of a Parquet file, with the numbers of rows from 1 on.
+
+    Args:
+        fields: gives of the columns that are there those that are wanted, by the setting that names each.
 
     Raises:
+        SettingError: a wanted column is not there.
         InvalidFile: it cannot be read.
     """
     with _parquet(place) as file:
+        names = [str(name) for name in file.schema_arrow.names]
+        wanted = fields(names)
+        check_columns(wanted, names, file_name(place))
         groups = range(start, file.num_row_groups if stop is None else stop)
         number = sum(file.metadata.row_group(group).num_rows for group in range(start))
-        for batch in file.iter_batches(ROWS, row_groups=groups, columns=columns):
+        for batch in file.iter_batches(ROWS, row_groups=groups, columns=[*wanted.values()]):
             for row in batch.to_pylist():
                 number += 1
                 yield number, row
-
-
-def column_names(place: str) -> list[str]:
-    """The columns of a Parquet file."""
-    with _parquet(place) as file:
-        return [str(name) for name in file.schema_arrow.names]
 
 
 def num_row_groups(place: str) -> int:
@@ -406,8 +407,8 @@ def has_utf8(text: str) -> bool:
     return True
 
 
-def value_of(record: Record, field: str, setting: str, kind: type[Value]) -> Value:
-    """A field of a record, which has to be of this kind; nothing of it where it is null.
+def text_in(record: Record, field: str, setting: str) -> str:
+    """A field of a record, which has to be text; "" where it is null.
 
     Args:
         setting: which names the field, such as `corpus.field`.
@@ -417,12 +418,9 @@ def value_of(record: Record, field: str, setting: str, kind: type[Value]) -> Val
     """
     if field not in record:
         raise no_field(field, list(record), setting)
-    value = record[field]
-    if value is None:
-        return kind()
-    if not isinstance(value, kind):
-        expected = "text" if kind is str else f"a {kind.__name__}"
-        raise SettingError(f"it holds {type(value).__name__}, not {expected}", setting=setting, value=field)
+    value = "" if record[field] is None else record[field]
+    if not isinstance(value, str):
+        raise SettingError(f"it holds {type(value).__name__}, not text", setting=setting, value=field)
     return value
 
 

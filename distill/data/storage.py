@@ -1,6 +1,5 @@
 """Folders of prepared sequences, on a disk or at a URL: every file in one appears whole or not at all."""
 
-import io
 import os
 import secrets
 import shutil
@@ -11,10 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from distill.data.remote import NAP, file_system, is_url, retried
-from distill.runtime.errors import Damaged, StorageFailed
+from distill.runtime.errors import StorageFailed
 from distill.runtime.signals import in_force
 
 WORK = "parts"  # the folder in another one for files that are removed once all is done
@@ -123,19 +120,3 @@ def fetch_file(name: str, setting: str, target: Path) -> None:
         coming.result()
     finally:
         coming.cancel()
-
-
-def array_bytes(array: np.ndarray) -> bytes:
-    """The content of a .npy file."""
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
-
-
-def array_in(content: bytes, name: str) -> np.ndarray:
-    """The array in the content of a .npy file of this name. Raises Damaged where there is none."""
-    try:
-        array: np.ndarray = np.load(io.BytesIO(content), allow_pickle=False)
-    except Exception as error:  # of any kind, from a header that is none
-        raise Damaged(name, "it is not the array that was written") from error
-    return array

@@ -13,9 +13,8 @@ class Single(Ranks):
     name = "single"
     engine = "none"
 
-    def __init__(self, settings: BackendConfig, alone: bool = False) -> None:
-        """`alone`: for work that each process does for itself, also where a launcher has started several."""
-        info = None if alone else rank_from_env()
+    def __init__(self, settings: BackendConfig) -> None:
+        info = rank_from_env()
         if info and info.size > 1:
             raise SettingError(
                 f"backend.name=single: {info.launcher} started {info.size} processes; choose backend=ddp or horovod"

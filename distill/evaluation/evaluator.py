@@ -105,15 +105,5 @@ class Evaluator:
     @contextmanager
     def _progress(self, label: str, total: int, unit: str) -> Iterator[ProgressCallback]:
         """Rank 0 shows how far all ranks are, estimated from its own part."""
-        progress = Progress(label, total, unit)
-        count = 0
-
-        def on_progress(scored: int) -> None:
-            nonlocal count
-            count += scored * self.ranks.size
-            progress.update(min(count, total))
-
-        try:
-            yield on_progress
-        finally:
-            progress.close()
+        with Progress(label, total, unit) as progress:
+            yield lambda scored: progress.update(min(progress.n + scored * self.ranks.size, total))

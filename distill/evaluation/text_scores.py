@@ -20,6 +20,7 @@ from distill.data.batch import PADDING
 from distill.data.text_pairs import TextEncoder
 from distill.evaluation.masked_copies import Copies, head_rows_at_masks
 from distill.evaluation.measures import token_losses
+from distill.models.blocks import in_evaluation_mode
 from distill.models.kind import CAUSAL, MASKED
 from distill.models.language_model import LanguageModel, OutputSpec
 from distill.models.loaded import Held, LoadedModel, as_loaded
@@ -108,7 +109,7 @@ def score(
     texts = [text] if isinstance(text, str) else list(text)
     _check(lm, bos, base, batch_size)
     scores = [TextScore(one, (), (), base) for one in texts]
-    with lm.evaluating(), torch.inference_mode():
+    with in_evaluation_mode(lm.model), torch.inference_mode():
         parts = _causal(lm, texts, bos, batch_size) if lm.kind.causal else _masked(lm, texts, batch_size)
         for number, tokens, log_probs in parts:
             in_base = tuple(value / math.log(base) for value in log_probs)

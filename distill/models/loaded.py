@@ -4,7 +4,6 @@ import copy
 import hashlib
 import json
 import re
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from distill.config.component import Component
 from distill.data.disk_cache import folder_of, once_with_digest
 from distill.distributed.mapped import release
 from distill.distributed.shard import is_sharded
-from distill.models.blocks import in_evaluation_mode
 from distill.models.check import check_finite, check_vocabulary, max_positions, set_padding
 from distill.models.kind import KINDS, MASKED, ORDERED, ModelKind, kind_in_memory, refuse_other_kind, saved_class
 from distill.models.load import (
@@ -93,10 +91,6 @@ class LoadedModel:
     def longest(self) -> int | None:
         """The maximum length of a sequence in tokens; None where its configuration sets no limit."""
         return max_positions(self.model)
-
-    def evaluating(self) -> AbstractContextManager[Any]:
-        """Gives the model in evaluation mode, and puts it back into the mode that it was in."""
-        return in_evaluation_mode(self.model)
 
     def __repr__(self) -> str:
         origin = f" from {self.path}" if self.path else ""

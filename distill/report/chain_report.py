@@ -19,7 +19,7 @@ from distill.report.page import Block, Section, Table, render
 from distill.report.words import NONE, count_of, number, short, time_of
 from distill.runs.record import Record
 from distill.runtime.errors import first_line
-from distill.runtime.files import atomic
+from distill.runtime.files import write_text
 from distill.runtime.progress import duration, in_a_sentence
 from distill.runtime.redaction import redact
 
@@ -76,8 +76,7 @@ class ChainPage:
         if self._ended != "":
             self._renewer.write(title, parts, rests=self._ended is not None)
             return
-        with atomic(self.folder / PAGE) as new:
-            new.write_text(page.html(title, [*parts, Section("Results", self._results)]), encoding="utf-8")
+        write_text(self.folder / PAGE, page.html(title, [*parts, Section("Results", self._results)]))
 
 
 def state_of(run: Path, folder: Path, is_current: bool) -> list[str]:
@@ -110,8 +109,7 @@ def write(path: Path, results: dict[str, list[Runs]], anchors: list[str]) -> tup
     shown = [render("table.md", table=table).rstrip() for table in tables]
     text = "\n\n".join([*shown, *anchors]) + "\n"
     for name, content in zip(FILES, (text, json.dumps({"models": scores}, indent=1)), strict=True):
-        with atomic(path / name) as new:
-            new.write_text(content, encoding="utf-8")
+        write_text(path / name, content)
     return text, [*tables, *anchors, "chain.md has this table as text."]
 
 

@@ -4,7 +4,6 @@ It names no path of the machine, and its front matter is the Hub's own.
 """
 
 import re
-import shlex
 from collections.abc import Iterator
 from pathlib import PurePath
 
@@ -15,6 +14,7 @@ from distill.report.use import Use, use_of_student
 from distill.report.words import is_number, number
 from distill.runs.facts import Published
 from distill.runs.record import Record
+from distill.runtime.redaction import redacted
 
 # An absolute path. Its folders may have spaces in their names, but not behind the end of a sentence, nor before the
 # slash of a unit, such as tokens/s; what follows the last slash ends at a space. A URL is none: its slashes follow a
@@ -144,17 +144,12 @@ def _elsewhere(record: Record, use: Use) -> list[Block]:
 
 def shareable(record: Record) -> Record:
     """The record with the last part alone of every absolute path, which means nothing elsewhere and names people."""
-    teacher, student, corpus = record.teacher, record.student, record.corpus
-    origin, start = student.origin, student.start
-    if origin is not None and origin.call is not None:
-        origin = origin.changed(call=without_paths(origin.call))
-    return record.changed(
-        corpus=corpus.changed(name=without_paths(corpus.name or "") or None),
-        teacher=teacher and teacher.changed(name=model_name(teacher.name)),
-        student=student.changed(origin=origin, start=start.changed(source=model_name(start.source) or None)),
-        command=_command_without_paths(record.command or "") or None,
-        notes=[without_paths(note) for note in record.notes],
+    teacher, student = record.teacher, record.student
+    start = student.start.changed(source=model_name(student.start.source) or None)
+    named = record.changed(
+        teacher=teacher and teacher.changed(name=model_name(teacher.name)), student=student.changed(start=start)
     )
+    return Record.from_json(redacted(named.to_json(), without_paths))
 
 
 def model_name(name: str | None) -> str:
@@ -171,23 +166,6 @@ def model_name(name: str | None) -> str:
 def without_paths(text: str) -> str:
     """A text in which of every absolute path the last part is left."""
     return ABSOLUTE.sub(lambda match: match[0].rstrip("/").rpartition("/")[2], text)
-
-
-def _command_without_paths(command: str) -> str:
-    """The same of a command, word by word, as a path in it may hold spaces."""
-    try:
-        return shlex.join([_word_without_paths(word) for word in shlex.split(command)])
-    except ValueError:  # a quotation mark that is never closed
-        return without_paths(command)
-
-
-def _word_without_paths(word: str) -> str:
-    name, equals, value = word.partition("=")
-    quote = value[:1] if len(value) > 1 and value[0] in "'\"" and value[-1] == value[0] else ""
-    text = value.removeprefix(quote).removesuffix(quote)
-    if equals and text.startswith(("/", "~/", "file:/")) and (quote or "," not in text):
-        return f"{name}={quote}{PurePath(text).name}{quote}"  # whatever signs the path has
-    return without_paths(word)
 
 
 def licenses(record: Record) -> list[str | None]:

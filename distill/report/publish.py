@@ -12,11 +12,13 @@ from distill.models.pooling import SAVED_AS, SavedPooling
 from distill.report import report, summary
 from distill.report.model_card import model_card, use_of_run
 from distill.runs.baseline import advice
-from distill.runs.callbacks import Snapshots
+from distill.runs.callbacks import kept_snapshots
 from distill.runs.describe import training_facts
+from distill.runs.profile.phases import CHECKPOINT, phase
 from distill.runs.record import Record
 from distill.runs.run import Run
 from distill.runs.state import State
+from distill.runs.step import Callback, StepResult
 from distill.runtime.errors import first_line
 from distill.runtime.host import storage_failure
 from distill.runtime.jsonl import read_lines
@@ -24,33 +26,48 @@ from distill.runtime.jsonl import read_lines
 logger = logging.getLogger(__name__)
 
 
-def make_snapshots(run: Run, so_far: Record, state: State) -> Snapshots:
-    """What keeps the student after the steps that the settings name, with a model card of the run so far.
+class Snapshots(Callback):
+    """Keeps the student after the steps that the settings name, as `snapshots/step-N` with a card of the run so far."""
 
-    Args:
-        so_far: the record of the run as it begins.
-        state: of the training.
-    """
+    def __init__(self, run: Run, so_far: Record, state: State) -> None:
+        """`so_far`: the record of the run as it begins; `state`: of the training."""
+        self.run, self.so_far, self.state = run, so_far, state
+        train = run.config.train
+        self.steps, self.every = train.snapshots or [], train.snapshot_every
 
-    folder, ranks, settings = run.folder, run.ranks, run.config.train
+    def after_step(self, step: StepResult) -> None:
+        """Write the student where there is a snapshot after this step, and none yet from before an interruption.
 
-    def write(path: Path) -> None:
-        if ranks.broadcast(path.exists()):
-            return
-        full_student = run.pair.whole_student(ranks)
-        ranks.decide(lambda: write_on_rank_0(path, full_student))  # which the next exchange waits for
+        It comes before the step's checkpoint: a run that resumes from there has the snapshot, and one that was killed
+        in between comes to this step again.
+        """
+        due = step.step in self.steps or (self.every is not None and step.step % self.every == 0)
+        if due and not step.diverged:
+            path, ranks = self.run.folder.snapshots_path / f"step-{step.step}", self.run.ranks
+            with phase(CHECKPOINT):
+                if not ranks.broadcast(path.exists()):
+                    student = self.run.pair.whole_student(ranks)
+                    ranks.decide(lambda: self._write(path, student))  # which the next exchange waits for
 
-    def write_on_rank_0(path: Path, full_student: Any) -> None:
-        note = f"This is the student after step {state.step}. The run continued; its report has the scores."
-        record = so_far.changed(
-            snapshot=state.step,
-            notes=[note, *so_far.notes],
-            training=training_facts(state, run.data.batches, []),
+    def _write(self, path: Path, student: Any) -> None:
+        note = f"This is the student after step {self.state.step}. The run continued; its report has the scores."
+        record = self.so_far.changed(
+            snapshot=self.state.step,
+            notes=[note, *self.so_far.notes],
+            training=training_facts(self.state, self.run.data.batches, []),
         )
         path.parent.mkdir(parents=True, exist_ok=True)
-        _export(run, full_student, path, record.redacted(), durable=True)
+        _export(self.run, student, path, record.redacted(), durable=True)
 
-    return Snapshots(folder.snapshots_path, frozenset(settings.snapshots or []), settings.snapshot_every, write)
+    def warn_of_past(self, step: int) -> None:
+        """Log the steps of snapshots that a run which goes on from this step will not keep any more."""
+        due = {*self.steps, *(range(self.every, step + 1, self.every) if self.every is not None else ())}
+        kept = kept_snapshots(self.run.folder.snapshots_path)
+        if past := sorted(one for one in due - {*kept} if one <= step):
+            logger.warning(
+                f"train.snapshots and train.snapshot_every ask for {len(past)} of a step up to {past[-1]}, but the run "
+                f"resumes after step {step}: to get them, start another run (hydra.run.dir=DIR)"
+            )
 
 
 def write_outputs(run: Run, record: Record, resolved: str) -> None:

@@ -16,7 +16,7 @@ from distill.report.words import NONE, is_number, number, percent, short, time_o
 from distill.runs.facts import Fed, HistoryPoint, Profile
 from distill.runs.profile.phases import TITLES
 from distill.runs.record import Record, term_titles
-from distill.runtime.files import atomic
+from distill.runtime.files import write_text
 from distill.runtime.jsonl import LogLine
 
 FEW_POSITIONS = 1000  # of pseudo-perplexity
@@ -37,8 +37,7 @@ def write(folder: Path, record: Record, metrics: Sequence[LogLine], config_yaml:
     parts = sections(record, draw(record, metrics, folder, samples), config_yaml)
     title = f"{title_of_run(record)}: report"
     for name, text in (("report.html", page.html(title, parts)), ("report.md", page.markdown(title, parts))):
-        with atomic(folder / name) as new:
-            new.write_text(text, encoding="utf-8")
+        write_text(folder / name, text)
 
 
 def sections(record: Record, pictures: dict[str, Picture], config_yaml: str = "") -> list[Section]:

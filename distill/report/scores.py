@@ -13,7 +13,7 @@ from distill.report.page import Code, Section, Table, markdown, prose, table_tex
 from distill.report.summary import AGREEMENT, explained
 from distill.report.words import number
 from distill.runs import facts
-from distill.runtime.files import atomic, make_folder, quarantine
+from distill.runtime.files import make_folder, quarantine, write_text
 from distill.runtime.jsonl import without_nan
 
 FILES = ("scores.json", "scores.md")
@@ -125,8 +125,7 @@ class Scores:
         for name, text in zip(FILES, texts, strict=True):
             if (folder / name).exists():
                 quarantine(folder / name, "earlier")
-            with atomic(folder / name) as new:
-                new.write_text(text, encoding="utf-8")
+            write_text(folder / name, text)
         return folder
 
     def _table(self) -> Table:

@@ -1,8 +1,6 @@
 """The callbacks of a run: its log of metrics with the progress line, its snapshots, and observers of the user's own."""
 
 import logging
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Self
@@ -15,7 +13,6 @@ from distill.optim.schedule import ENDLESS
 from distill.runs.checkpoint import step_of
 from distill.runs.facts import HistoryPoint
 from distill.runs.on_policy import Samples
-from distill.runs.profile.phases import CHECKPOINT, phase
 from distill.runs.run import Run
 from distill.runs.state import State
 from distill.runs.step import Callback, StepResult
@@ -112,40 +109,6 @@ class RunLog(Callback):
         self.tracker.close(failed=error is not None and not isinstance(error, Interrupted))
 
 
-@dataclass(frozen=True)
-class Snapshots(Callback):
-    """The folders `step-N` in `folder`, for the steps `steps` and every multiple of `every`.
-
-    `write`, which all ranks call, makes one: it gets the folder, which has to appear whole or not at all. It leaves one
-    that is there as it is.
-    """
-
-    folder: Path
-    steps: frozenset[int]
-    every: int | None
-    write: Callable[[Path], None]
-
-    def after_step(self, step: StepResult) -> None:
-        """Write the student where there is a snapshot after this step, and none yet from before an interruption.
-
-        It comes before the step's checkpoint: a run that resumes from there has the snapshot, and one that was killed
-        in between comes to this step again.
-        """
-        due = step.step in self.steps or (self.every is not None and step.step % self.every == 0)
-        if due and not step.diverged:
-            with phase(CHECKPOINT):
-                self.write(self.folder / f"step-{step.step}")
-
-    def warn_of_past(self, step: int) -> None:
-        """Log the steps of snapshots that a run which goes on from this step will not keep any more."""
-        due = {*self.steps, *(range(self.every, step + 1, self.every) if self.every is not None else ())}
-        if past := sorted(one for one in due - {*kept_snapshots(self.folder)} if one <= step):
-            logger.warning(
-                f"train.snapshots and train.snapshot_every ask for {len(past)} of a step up to {past[-1]}, but the run "
-                f"resumes after step {step}: to get them, start another run (hydra.run.dir=DIR)"
-            )
-
-
 def kept_snapshots(folder: Path) -> list[int]:
     """The steps of all snapshots that are there, in their order."""
     return sorted(step for path in folder.glob("step-*") if path.is_dir() and (step := step_of(path)) is not None)
@@ -175,13 +138,29 @@ class Observer(Callback):
     """
 
 
-@dataclass(frozen=True)
 class UserObservers(Callback):
     """Calls the user's observers, which rank 0 alone has; what they raise ends all ranks alike."""
 
-    names: Collection[str]  # of the observers, the same on all ranks
-    observers: Mapping[str, object]  # by name, on rank 0: objects with some of `METHODS`
-    ranks: Ranks
+    def __init__(self, components: dict[str, Component], folder: Path, ranks: Ranks) -> None:
+        """Make the observers; all ranks call it.
+
+        Args:
+            folder: of the run, which exists.
+
+        Raises:
+            SettingError: on all ranks, where one cannot be made.
+        """
+        self.components, self.ranks = components, ranks
+        self.observers = dict[str, object]()  # by name, on rank 0: objects with some of `METHODS`
+        if components:
+            ranks.decide(lambda: self._make(folder))
+
+    def _make(self, folder: Path) -> None:
+        for name, component in self.components.items():
+            made = component(folder=folder)
+            if not _observes(made) and not callable(made):
+                raise _no_observer(component)
+            self.observers[name] = made if _observes(made) else SimpleNamespace(after_step=made)  # a plain function
 
     def after_step(self, step: StepResult) -> None:
         self._call("after_step", step, short=True)
@@ -203,7 +182,7 @@ class UserObservers(Callback):
                 except Exception as error:
                     raise SettingError(f"observers.{name}: {mistake(error)}") from error
 
-        if self.names:
+        if self.components:
             self.ranks.decide(call, short)
 
 
@@ -222,29 +201,6 @@ def check_observers(components: dict[str, Component]) -> None:
         target, _ = component.bind(folder=Path())
         if isinstance(target, type) and not _observes(target):
             raise _no_observer(component)
-
-
-def make_observers(components: dict[str, Component], folder: Path, ranks: Ranks) -> UserObservers:
-    """The user's observers; all ranks call it.
-
-    Args:
-        folder: of the run, which exists.
-
-    Raises:
-        SettingError: on all ranks, where one cannot be made.
-    """
-    observers = dict[str, object]()
-
-    def make() -> None:
-        for name, component in components.items():
-            made = component(folder=folder)
-            if not _observes(made) and not callable(made):
-                raise _no_observer(component)
-            observers[name] = made if _observes(made) else SimpleNamespace(after_step=made)  # a plain function
-
-    if components:
-        ranks.decide(make)
-    return UserObservers(components.keys(), observers, ranks)
 
 
 def _observes(observer: object) -> bool:

@@ -211,7 +211,7 @@ class Checkpoints:
         """The best evaluation so far whose checkpoint is there; None where the run chooses none. Rank 0 reads it."""
         if self._choice is None:
             return None
-        points = [HistoryPoint.of(line) for line in read_lines(self.folder.parent / HISTORY)]
+        points = [HistoryPoint.model_validate(line) for line in read_lines(self.folder.parent / HISTORY)]
         return self._choice.among(points, self.by_step())
 
     def prune(self, state: State) -> None:

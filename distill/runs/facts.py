@@ -11,7 +11,6 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from distill.config.objective import WeightSchedule
-from distill.runtime.jsonl import LogLine
 
 Scores = dict[str, dict[str, float | None]]  # by measure and evaluation set
 LOGARITHMIC = ("perplexity", "pseudo_perplexity")  # measures whose gap is taken in logarithms
@@ -278,11 +277,6 @@ class HistoryPoint(Scored):
     tokens: int | None = field(None, "Seen by then.")
     seconds: float | None = field(None, "Of training by then.")
     loss: dict[str, float | None] = field({}, "Of each term since the point before, without weight, and `total`.")
-
-    @classmethod
-    def of(cls, line: LogLine) -> "HistoryPoint":
-        """A line of history.jsonl."""
-        return cls.model_validate(line)
 
 
 class Best(Part):

@@ -141,7 +141,7 @@ def find_layers(
                 "sequences have nothing of it, such as a label: name the layers, such as student.layers=even"
             )
         found = search_layers(available, count, score, settings.search_seconds)
-        logger.info(table_of(found))
+        logger.info(in_a_line(found))
         return found.model_dump()
 
     opened = on_device(teacher, ranks, "student.layers", AUTO, "name the layers, such as first")
@@ -246,19 +246,15 @@ def _no_loss(score: Losses) -> SettingError:
     return SettingError(f"student.layers=auto: {score.refusal or no_loss}")
 
 
-def table_of(search: LayerSearch) -> str:
-    """What was found as a table, the best choices first."""
-    how = f"all {search.tried}" if search.all_subsets else f"{search.tried}, layers removed one after another"
-    how += ", ended by student.search_seconds" if search.stopped else ""
-    lines = [
-        f"student.layers=auto: {'perplexity' if search.perplexity else 'loss'} of the untrained student on "
-        f"{counted(search.sequences or 0, 'training sequence')}, of choices of {counted(len(search.layers), 'layer')} "
-        f"({how}; {search.seconds:.0f} s)"
-    ]
-    listed = {str(one.layers): (one.loss or 0.0, ", ".join(one.rules)) for one in [*search.best, *search.by_rule]}
-    whole = ("the whole teacher", (search.teacher or 0.0, ""))
-    for layers, (loss, rules) in [whole, *sorted(listed.items(), key=lambda item: item[1][0])]:
-        value = math.exp(min(loss, 700.0)) if search.perplexity else loss
-        chosen = "  <- chosen" if layers == str(search.layers) else ""
-        lines.append(f"  {value:>10,.4g}  {layers}{f'  {rules}' if rules else ''}{chosen}")
-    return "\n".join(lines)
+def in_a_line(search: LayerSearch) -> str:
+    """What was chosen, and how good it is; the report lists other choices."""
+    measure = "perplexity" if search.perplexity else "loss"
+    best, whole = search.best[0].loss or 0.0, search.teacher or 0.0
+    if search.perplexity:
+        best, whole = (math.exp(min(loss, 700.0)) for loss in (best, whole))
+    ended = ", when student.search_seconds ended the search" if search.stopped else ""
+    return (
+        f"student.layers=auto: {search.layers}, the best of {counted(search.tried or 0, 'choice')} in "
+        f"{search.seconds or 0.0:.0f} s{ended}; {measure} of the untrained student {best:,.4g} (the whole teacher: "
+        f"{whole:,.4g})"
+    )

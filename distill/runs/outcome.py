@@ -56,7 +56,7 @@ def complete_record(begun: Record, run: Run, state: State, evaluation: PeriodicE
             evaluation_seconds=evaluation.evaluator.readers.seconds,
             scored_sequences=run.scored_on_the_way,
         ),
-        history=[HistoryPoint.of(line) for line in lines],
+        history=[HistoryPoint.model_validate(line) for line in lines],
         snapshots=kept_snapshots(run.folder.snapshots_path),
     )
 

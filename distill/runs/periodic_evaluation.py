@@ -2,15 +2,12 @@
 
 import logging
 
-import torch
-from torch import nn
-
 from distill.config.settings import Config, EvaluateConfig
 from distill.evaluation.evaluator import Evaluator, Scores
 from distill.evaluation.measures import Measure
 from distill.evaluation.significance import ModelLosses
 from distill.optim.schedule import ENDLESS
-from distill.runs.facts import Best, HistoryPoint
+from distill.runs.facts import HistoryPoint
 from distill.runs.run import Run, scores_on_the_way
 from distill.runs.state import State
 from distill.runs.trackers import Tracker
@@ -72,7 +69,7 @@ class PeriodicEvaluation:
         """
         self._losses = {}
         earlier = self.run.ranks.broadcast([line for line in self.lines() if line["step"] == state.step])
-        return HistoryPoint.of(earlier[0] if earlier else self._line(state, losses))
+        return HistoryPoint.model_validate(earlier[0] if earlier else self._line(state, losses))
 
     def _line(self, state: State, losses: dict[str, float]) -> LogLine:
         """The line of an evaluation, with the scores of the student where it has some; rank 0 writes it."""
@@ -105,13 +102,6 @@ class PeriodicEvaluation:
     def lines(self) -> list[LogLine]:
         """Those of history.jsonl."""
         return read_lines(self.run.folder.history_path)
-
-    def load_best(self, model: nn.Module, optimizer: torch.optim.Optimizer, last: int) -> Best | None:
-        """Put the student of the best evaluation into the place of the last one, where the settings require that."""
-        best = self.run.folder.load_best(model, optimizer, last)
-        if best is not None and best.step not in (None, last):
-            logger.info(f"the student after step {best.step:,} is published, the best by train.keep_best")
-        return best
 
 
 def history_line(line: LogLine, measures: list[Measure]) -> str:

@@ -98,7 +98,7 @@ class Record(Part):
 
     def with_history(self, lines: list[LogLine]) -> "Record":
         """This record with these lines of history.jsonl, and the best of them."""
-        points = [HistoryPoint.of(line) for line in lines]
+        points = [HistoryPoint.model_validate(line) for line in lines]
         return self.changed(history=points, best=self.best and self.best.among(points))
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 
 from distill.runs.record import Record
 from distill.runtime.errors import Damaged, SettingError
-from distill.runtime.files import atomic, check_digests, digests, read_settings
+from distill.runtime.files import check_digests, digests, read_settings, write_text
 from distill.runtime.jsonl import without_nan
 
 NAME = "results.json"
@@ -17,8 +17,7 @@ DIGEST = "sha256"  # of all else in the file
 def write_results(path: Path, record: Record) -> None:
     """Write results.json at once: a folder that holds it is a finished run."""
     content = without_nan(record.to_json())
-    with atomic(path) as new:
-        new.write_text(json.dumps(content | {DIGEST: _digest(content)}, indent=1, allow_nan=False), encoding="utf-8")
+    write_text(path, json.dumps(content | {DIGEST: _digest(content)}, indent=1, allow_nan=False))
 
 
 def read_results(path: Path) -> Record:

@@ -21,13 +21,13 @@ from distill.runs.record import Record
 from distill.runs.results_file import check_student, is_continued, read_results, student_digests, write_results
 from distill.runs.state import State
 from distill.runtime.errors import Damaged, SettingError
-from distill.runtime.files import atomic, make_folder, quarantine, remove, try_lock
+from distill.runtime.files import make_folder, quarantine, remove, try_lock, write_text
 from distill.runtime.jsonl import JsonLines, LogLine, read_lines
 from distill.runtime.rank import BY_TORCHRUN
 
 FORMER_RANK = 60.0  # seconds for the rank 0 of an earlier start by torchrun, on a host that was cut off, to end
 CHOICES = ("auto", "strict", "never")  # of `resume`, besides the folder of a checkpoint
-LOGS = {"metrics.jsonl": None, HISTORY: HistoryPoint.of}  # what checks their lines
+LOGS = {"metrics.jsonl": None, HISTORY: HistoryPoint.model_validate}  # what checks their lines
 LAYERS = "layers.json"  # those that student.layers=auto has chosen, and how
 OUTPUTS = ("student", "snapshots", "plots", "profile", "tensorboard", "config.yaml", LAYERS, "report.html", "report.md")
 
@@ -252,7 +252,7 @@ class RunFolder:
     def leave_finished(self, record: Record, resolved: str) -> Record:
         """Log that there is nothing to do, and give the record; a continuation that had begun ends."""
         if self.writes and is_continued(self.path, record):
-            self._write("config.yaml", resolved)  # which has its length again
+            write_text(self.path / "config.yaml", resolved)  # which has its length again
         logger.info(f"This run is finished and nothing was changed: {self.path / 'report.html'}")
         return record
 
@@ -297,13 +297,13 @@ class RunFolder:
         if start is None and any(self.checkpoints.folder.glob("damaged-step-*")):  # the run begins anew
             for path in filter(Path.exists, (self.metrics_path, self.history_path, self.snapshots_path)):
                 quarantine(path)
-        self._write("config.yaml", resolved)
+        write_text(self.path / "config.yaml", resolved)
         if layers is not None:
-            self._write(LAYERS, json.dumps(layers, indent=1))
+            write_text(self.path / LAYERS, json.dumps(layers, indent=1))
         last = -1 if start is None else state.step  # a start that left no checkpoint may be another
         for name in LOGS:
             kept = [json.dumps(line) for line in self._lines.pop(name) if line["step"] <= last]
-            self._write(name, "".join(f"{line}\n" for line in kept))
+            write_text(self.path / name, "".join(f"{line}\n" for line in kept))
         self.metrics, self.history = (JsonLines(self.path / name) for name in LOGS)
         for later in self.checkpoints.saved(after=state.step):
             remove(later)
@@ -315,10 +315,6 @@ class RunFolder:
                 f"resume={self.resume}: this run started from that checkpoint before and continues after step "
                 f"{state.step}; to start from the checkpoint again, set hydra.run.dir=DIR"
             )
-
-    def _write(self, name: str, text: str) -> None:
-        with atomic(self.path / name) as new:
-            new.write_text(text, encoding="utf-8")
 
     def load_best(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Best | None:
         """Load the student of the best evaluation, from the best whole checkpoint of one; all ranks call it.
@@ -339,6 +335,7 @@ class RunFolder:
             path = self.checkpoints.path_of(best.step)
             if self._is_whole(path, "taking the best of the other evaluations"):
                 self._load(path, model, optimizer)
+                logger.info(f"the student after step {best.step:,} is published, the best by train.keep_best")
                 return best
 
     def _load(self, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> State:

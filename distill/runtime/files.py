@@ -99,6 +99,12 @@ def atomic(path: Path, durable: bool = False) -> Iterator[Path]:
         flush_to_disk(path.parent)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in UTF-8, whole or not at all."""
+    with atomic(path) as new:
+        new.write_text(text, encoding="utf-8")
+
+
 def flush_to_disk(path: Path) -> None:
     """Wait until the content of a file, or the entries of a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)

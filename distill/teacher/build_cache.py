@@ -5,57 +5,28 @@ cache at the same time replace a file by its like.
 """
 
 import hashlib
-import os
+import io
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from secrets import token_hex
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
 from distill.data.batches import Batches
-from distill.data.storage import array_bytes
 from distill.distributed import Ranks
 from distill.models.language_model import LanguageModel, OutputSpec, idle_forward
 from distill.runtime.errors import SettingError
 from distill.runtime.progress import Progress
-from distill.teacher.cache import HEADER, MEASURED, META, OFFSETS, Cache, CacheMeta, Positions
+from distill.teacher.cache import HEADER, MEASURED, META, OFFSETS, Cache, CacheMeta, Positions, put, writing
 from distill.teacher.sampling import kept_entries, offsets_of, stored
+from distill.teacher.served import ServedRecorder
 
 FORWARD_TOKENS = 4096  # of one forward: the teacher keeps no activations
 LOGITS_BYTES = 64 << 20  # that exist at once
 OLD = 3600.0  # seconds without a change, after which a file that is being written was left by a killed process
-
-
-class Recording(Protocol):
-    """What gives a teacher's answers, by sequence."""
-
-    @property
-    def cache(self) -> Cache: ...
-
-    @property
-    def precision(self) -> str:
-        """The number format that the teacher runs in."""
-        ...
-
-    @property
-    def models(self) -> Sequence[Any]:
-        """Those that ranks may shard."""
-        ...
-
-    @property
-    def at_once(self) -> int:
-        """Sequences of a call."""
-        ...
-
-    def records(self, indices: np.ndarray, /) -> np.ndarray:
-        """The records [n] at the positions of these sequences."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -120,7 +91,7 @@ class Recorder:
         return np.concatenate(found)
 
 
-def build(recorder: Recording, ranks: Ranks) -> None:
+def build(recorder: Recorder | ServedRecorder, ranks: Ranks) -> None:
     """Make what is missing of a cache; all ranks have to call it.
 
     Each rank makes some of all parts, and then, where hosts have disks of their own, some of those that its host lacks.
@@ -138,7 +109,7 @@ def build(recorder: Recording, ranks: Ranks) -> None:
     ranks.agree(lambda: None if ranks.local_rank else _finish(cache, recorder.precision))
 
 
-def _make_parts(recorder: Recording, parts: range, ranks: Ranks) -> None:
+def _make_parts(recorder: Recorder | ServedRecorder, parts: range, ranks: Ranks) -> None:
     """Those of these parts that are missing; ranks that shard the teacher compute their forwards together."""
     cache = recorder.cache
     missing = [part for part in parts if not cache.has(part)]
@@ -150,7 +121,7 @@ def _make_parts(recorder: Recording, parts: range, ranks: Ranks) -> None:
                 _make_part(recorder, part, progress)
 
 
-def _make_part(recorder: Recording, part: int, progress: Progress) -> None:
+def _make_part(recorder: Recorder | ServedRecorder, part: int, progress: Progress) -> None:
     began, cache, sequences, found = time.monotonic(), recorder.cache, recorder.cache.sequences_of(part), []
     for start in range(sequences.start, sequences.stop, recorder.at_once):
         found.append(recorder.records(np.arange(start, min(start + recorder.at_once, sequences.stop))))
@@ -169,7 +140,8 @@ def _finish(cache: Cache, precision: str) -> None:
         for part in range(cache.num_parts):
             with cache.path_of(part).open("rb") as file:
                 measured.append(MEASURED.unpack(file.read(HEADER)[-MEASURED.size :]))
-        content = array_bytes(cache.offsets)
+        np.save(array := io.BytesIO(), cache.offsets)
+        content = array.getvalue()
         meta = CacheMeta(
             origin=cache.identity,
             offsets=hashlib.sha256(content).hexdigest(),
@@ -179,13 +151,6 @@ def _finish(cache: Cache, precision: str) -> None:
         )
         put(cache.folder / OFFSETS, content)
         put(cache.folder / META, meta.model_dump_json().encode())
-
-
-def put(path: Path, content: bytes) -> None:
-    """Write a file at once, though other processes put the same one there."""
-    new = path.with_name(f".{path.name}-{token_hex(6)}.new")
-    new.write_bytes(content)
-    os.replace(new, path)
 
 
 def _make_room(cache: Cache) -> None:
@@ -203,13 +168,3 @@ def _make_room(cache: Cache) -> None:
             f"data.cache: the teacher cache {cache.folder} takes {missing / 1e9:.3g} GB more and there is room for "
             f"{free / 1e9:.3g} GB; give another folder, or keep less ({cache.setting}, corpus.max_sequences)"
         )
-
-
-@contextmanager
-def writing(cache: Cache) -> Iterator[None]:
-    """Turns an error of the disk into a SettingError."""
-    try:
-        yield
-    except OSError as error:
-        problem = f"{cache.folder} cannot be written ({error.strerror})"
-        raise SettingError(problem, setting="data.cache", cure="give another folder") from error

@@ -16,12 +16,13 @@ machine's `data.cache` and is found there.
 
 import fcntl
 import hashlib
+import io
 import json
 import logging
 import secrets
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from mmap import mmap
@@ -40,7 +41,6 @@ from distill.data.batch import Batch
 from distill.data.batches import Batches
 from distill.data.disk_cache import folder_of
 from distill.data.file_maps import read_rows, state_of
-from distill.data.storage import array_in
 from distill.distributed import Ranks
 from distill.models.language_model import LAST, NO_OUTPUTS, LanguageModel, Outputs, OutputSpec
 from distill.runtime.errors import SettingError, StorageFailed
@@ -323,7 +323,7 @@ def _finished(cache: Cache) -> Cache | None:
     with suppress(OSError, ValueError):
         content = (cache.folder / OFFSETS).read_bytes()
         if hashlib.sha256(content).hexdigest() == cache.meta.offsets:
-            whole = replace(cache, offsets=array_in(content, OFFSETS))
+            whole = replace(cache, offsets=np.load(io.BytesIO(content)))
             if all(map(whole.has, range(whole.num_parts))):
                 return whole
     logger.warning(f"the cache {cache.folder} is damaged: what is not as it was written is made again")
@@ -342,3 +342,20 @@ def _offsets(batches: Batches, positions: Positions) -> np.ndarray:
             else np.bincount(flat.numpy() // length, minlength=len(numbers))
         )
     return np.concatenate(counts).cumsum()
+
+
+def put(path: Path, content: bytes) -> None:
+    """Write a file at once, though other processes put the same one there."""
+    new = path.with_name(f".{path.name}-{secrets.token_hex(6)}.new")
+    new.write_bytes(content)
+    new.replace(path)
+
+
+@contextmanager
+def writing(cache: Cache) -> Iterator[None]:
+    """Turns an error of the disk into a SettingError."""
+    try:
+        yield
+    except OSError as error:
+        problem = f"{cache.folder} cannot be written ({error.strerror})"
+        raise SettingError(problem, setting="data.cache", cure="give another folder") from error

@@ -25,8 +25,7 @@ from distill.data.batch import PADDING, Batch
 from distill.data.batches import Batches
 from distill.runtime.completions import Server
 from distill.runtime.errors import Damaged, SettingError, StorageFailed, first_line
-from distill.teacher.build_cache import put, writing
-from distill.teacher.cache import Cache, Positions
+from distill.teacher.cache import Cache, Positions, put, writing
 from distill.teacher.sampling import stored
 
 PROBES, PROBE_TOKENS = 8, 32

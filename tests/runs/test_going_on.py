@@ -14,7 +14,7 @@ from transformers import AutoModelForMaskedLM
 from distill.config.settings import BackendConfig
 from distill.distributed.single import Single
 from distill.report.comparison.runs import find_runs
-from distill.runs.callbacks import Snapshots
+from distill.report.publish import Snapshots
 from distill.runs.checkpoint import Checkpoints
 from distill.runs.results_file import read_run
 from distill.runs.run_folder import RunFolder

@@ -12,7 +12,7 @@ from distill.config.component import Component
 from distill.config.settings import BackendConfig
 from distill.distributed.single import Single
 from distill.runs import trackers
-from distill.runs.callbacks import check_observers, make_observers
+from distill.runs.callbacks import UserObservers, check_observers
 from distill.runs.checkpoint import Checkpoints
 from distill.runtime.errors import SettingError
 
@@ -133,7 +133,7 @@ def test_what_is_no_observer_is_refused(
     components = {name: Component(f"observers.{name}", path, arguments)}
     with pytest.raises(SettingError) as error:
         check_observers(components)
-        make_observers(components, tmp_path, Single(BackendConfig(device="cpu")))
+        UserObservers(components, tmp_path, Single(BackendConfig(device="cpu")))
     assert words in str(error.value)
 
 

@@ -64,6 +64,7 @@ class FileSource(Source):
     ranges: ClassVar[bool] = True  # whether a plain file can be entered in the middle
     takes: ClassVar[tuple[str, ...]] = ()  # which of the settings OPTIONAL it reads
     usual_field: ClassVar[str] = "text"
+    usual: ClassVar[tuple[str, ...]] = ()  # where a split usually is below the folder $DISTILL_DATA
     hub_names: ClassVar[tuple[str, ...]] = ()  # data sets of which the usual paths hold copies
     hub_subsets: ClassVar[tuple[str, ...]] = ()  # the subsets of these that they hold; of other subsets none
 
@@ -84,11 +85,6 @@ class FileSource(Source):
         return source if settings.hub else None
 
     # What a kind may override.
-
-    @classmethod
-    def usual_paths(cls, split: str) -> list[str]:
-        """Where a split usually is below the folder $DISTILL_DATA."""
-        return []
 
     def chosen(self, files: list[File]) -> list[File]:
         """The files of the source, among those that end like its own."""
@@ -126,10 +122,10 @@ class FileSource(Source):
                     "it holds conversations, not text",
                     setting=f"{self.setting}.{setting}", value=field, cure=f"set {self.setting}.kind=chat",
                 )  # fmt: skip
-        text = self.clean(readers.value_of(record, self.field, f"{self.setting}.field", str))
+        text = self.clean(readers.text_in(record, self.field, f"{self.setting}.field"))
         if self.settings.prompt is None:
             return text
-        prompt = readers.value_of(record, self.settings.prompt, f"{self.setting}.prompt", str)
+        prompt = readers.text_in(record, self.settings.prompt, f"{self.setting}.prompt")
         return (Part(prompt, loss=False), Part(text)) if text else ()
 
     def named(self, place: str, start: int, stop: int | None) -> Iterator[tuple[str, Found]]:
@@ -165,17 +161,12 @@ class FileSource(Source):
         """Why a record without a document is left out."""
         return "no text in it"
 
-    @property
-    def columns(self) -> dict[str, str]:
-        """The columns that it reads, by the setting that names each."""
+    def columns(self, names: list[str]) -> dict[str, str]:
+        """The columns that it reads of a file with these, by the setting that names each."""
         columns = {f"{self.setting}.field": self.field}
         if self.settings.prompt is not None:
             columns[f"{self.setting}.prompt"] = self.settings.prompt
         return columns
-
-    def parquet_columns(self, names: list[str]) -> dict[str, str]:
-        """The columns that it reads of a Parquet file with these, by the setting that names each."""
-        return self.columns
 
     def of_columns(self, row: Record) -> Record:
         """A row of a Parquet file or a data set of `datasets` as the record that it stands for."""
@@ -186,10 +177,7 @@ class FileSource(Source):
             return readers.records(place, start, stop, self.settings.encoding)
         if form == "csv":
             return readers.table_rows(place, self.columns, self.settings.encoding)
-        names = readers.column_names(place)
-        columns = self.parquet_columns(names)
-        readers.check_columns(columns, names, file_name(place))
-        rows = readers.parquet_rows(place, [*columns.values()], start, stop)
+        rows = readers.parquet_rows(place, self.columns, start, stop)
         return ((number, self.of_columns(row)) for number, row in rows)
 
     def contents(self, records: Numbered, place: str, start: int = 0) -> Iterator[Found]:
@@ -218,7 +206,8 @@ class FileSource(Source):
     def _usual_path(cls, split: str) -> str | None:
         if (data := data_folder()) is None:
             return None
-        return next((str(path) for name in cls.usual_paths(split) if (path := data / name).exists()), None)
+        names = (name.format(split=split, short="valid" if split == "validation" else split) for name in cls.usual)
+        return next((str(path) for name in names if (path := data / name).exists()), None)
 
     @cached_property
     def files(self) -> list[File]:

@@ -68,14 +68,8 @@ class Chat(FileSource):
     def nothing(self) -> str:
         return "no message of the assistant in it counts"
 
-    @property
-    def columns(self) -> dict[str, str]:
-        """Those that the settings name; others are looked for in each file, or record."""
-        named = {"field": self.settings.field, "prompt": self.settings.prompt}
-        return {f"{self.setting}.{name}": column for name, column in named.items() if column is not None}
-
-    def parquet_columns(self, names: list[str]) -> dict[str, str]:
-        columns = {f"{self.setting}.field": self._column(names), **self.columns}
+    def columns(self, names: list[str]) -> dict[str, str]:
+        columns = super().columns(names) | {f"{self.setting}.field": self._column(names)}
         return columns | ({"column": TOOLS} if TOOLS in names else {})
 
     def of_columns(self, row: Record) -> Record:

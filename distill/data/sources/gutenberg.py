@@ -43,11 +43,8 @@ class Gutenberg(FileSource):
     word = "Gutenberg"
     suffixes = (".txt", ".zip")
     ranges = False
+    usual = ("gutenberg/{split}",)
     hub_names = ("incredible45/Gutenberg-BookCorpus-Cleaned-Data-English",)
-
-    @classmethod
-    def usual_paths(cls, split: str) -> list[str]:
-        return [f"gutenberg/{split}"]
 
     def chosen(self, files: list[File]) -> list[File]:
         return self.of_named_split(files)

@@ -16,11 +16,8 @@ class Imdb(FileSource):
     suffixes = (".txt", ".jsonl")
     takes = ("encoding",)
     by_split = True
+    usual = ("imdb/{split}.jsonl.gz", "imdb/aclImdb/{split}", "aclImdb/{split}")
     hub_names = ("stanfordnlp/imdb", "imdb")
-
-    @classmethod
-    def usual_paths(cls, split: str) -> list[str]:
-        return [f"imdb/{split}.jsonl.gz", f"imdb/aclImdb/{split}", f"aclImdb/{split}"]
 
     def chosen(self, files: list[File]) -> list[File]:
         """The reviews of the original folders: `unsup` and the word lists beside them stay out."""

@@ -2,12 +2,11 @@
 
 import re
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice, tee
 
 from distill.data.readers import PIECE, Numbered, lines
 from distill.data.sources._files import FileSource, Found
 
-_FILES = {"train": "train.txt", "validation": "valid.txt", "test": "test.txt"}
 _HEADING = re.compile(r"\s*((?:= )+)(.*?)((?: =)+)\s*$")
 _MARK = re.compile(r" ?@([-,.])@ ?")
 
@@ -17,12 +16,9 @@ class Wikitext(FileSource):
     suffixes = (".txt", ".raw", ".tokens")
     by_split = True
     takes = ("encoding",)
+    usual = ("wikitext-2-raw/{short}.txt",)
     hub_names = ("Salesforce/wikitext", "wikitext")
     hub_subsets = ("wikitext-2-raw-v1",)
-
-    @classmethod
-    def usual_paths(cls, split: str) -> list[str]:
-        return [f"wikitext-2-raw/{_FILES.get(split, split)}"]
 
     def read(self, place: str, start: int, stop: int | None) -> Iterator[str]:
         """The articles; one that crosses `stop` is cut there."""
@@ -65,11 +61,5 @@ def articles(lines: Iterable[str]) -> Iterator[str]:
 
 def _neighbours(lines: Iterable[str]) -> Iterator[tuple[str, str, str]]:
     """Each line with the one before and the one after it, empty at the ends."""
-    before, line = "", None
-    for after in lines:
-        if line is not None:
-            yield before, line, after
-            before = line
-        line = after
-    if line is not None:
-        yield before, line, ""
+    before, here, after = tee(chain([""], lines, [""]), 3)
+    return zip(before, islice(here, 1, None), islice(after, 2, None), strict=False)

@@ -21,7 +21,7 @@ from distill.report.words import NONE, count_of, is_number
 from distill.runs.facts import Baseline, EvaluationSet, Model
 from distill.runs.record import Record
 from distill.runtime.errors import printable, raising_at_the_call
-from distill.runtime.files import atomic, make_folder, refuse_overwriting
+from distill.runtime.files import make_folder, refuse_overwriting, write_text
 
 HTML, MARKDOWN, TABLE = "compare.html", "compare.md", "compare.csv"
 # Settings, or groups of them, that do not change the student.
@@ -159,8 +159,7 @@ class ComparedRuns:
         html = page.html(title, sections, renew, watched=False)
         texts = {HTML: html, MARKDOWN: page.markdown(title, sections), TABLE: self.frame.to_csv(index=False)}
         for name, text in texts.items():
-            with atomic(folder / name) as new:
-                new.write_text(text, encoding="utf-8")
+            write_text(folder / name, text)
 
     def __str__(self) -> str:
         """The table of scores, and the runs that are not finished, for a terminal, to which names send no commands."""

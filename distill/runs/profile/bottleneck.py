@@ -24,7 +24,7 @@ from distill.runs.profile.phases import (
     Recorder,
 )
 from distill.runs.run import Run
-from distill.runtime.files import atomic
+from distill.runtime.files import write_text
 
 RANKS = "profile.json"  # in the folder of the profile: the records of all ranks, and the findings of the rules
 TABLE = "profile.txt"  # beside it: a table to read
@@ -191,8 +191,7 @@ def gather_profile(profile: Recorder | None, run: Run) -> Profile | None:
         content |= {"summary": found.model_dump(), "identity": run.identity}
         profile.folder.mkdir(parents=True, exist_ok=True)
         for name, text in {RANKS: json.dumps(content), TABLE: f"{table(found)}\n"}.items():
-            with atomic(profile.folder / name) as new:
-                new.write_text(text)
+            write_text(profile.folder / name, text)
         logger.info(table(found) if config.profile.stop_after else found.conclusion)
     return found
 
