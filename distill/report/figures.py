@@ -312,21 +312,22 @@ def comparison(record: Record) -> Drawn:
     shown = {}
     for name, measure in record.measures.items():
         title = f"{measure.title} ({'lower' if measure.lower_is_better else 'higher'} is better)"
-        scores = {model: {row: of.score(name, key) for row, key in enumerate(sets)} for model, of in models.items()}
         shown[title] = {
             model: (
                 MODELS[model],
                 marker,
-                {row: [value] for row, value in of.items() if is_number(value)},
+                {row: [value] for row, key in enumerate(sets) if is_number(value := of.score(name, key))},
             )
-            for (model, of), marker in zip(scores.items(), "sod", strict=False)
+            for (model, of), marker in zip(models.items(), "sod", strict=False)
         }
     shown = {title: series for title, series in shown.items() if any(values for _, _, values in series.values())}
-    if len(models) < 2 or not shown:
+    scored = {model for series in shown.values() for model, (_, _, values) in series.items() if values}
+    others = {"teacher": "its teacher", "baseline": "the same student trained without a teacher"}
+    if not scored & others.keys():
         return None, ""
     figure = dots(shown, [record.label_of(key) for key in sets], 0.85 + 0.42 * len(sets), (RULE, 3))
-    baseline = " and from the same student trained without one." if "baseline" in models else "."
-    return legend_below(figure), f"How far the student is from its teacher{baseline}"
+    named = [words for model, words in others.items() if model in scored]
+    return legend_below(figure), f"How far the student is from {' and from '.join(named)}."
 
 
 def history(record: Record) -> Drawn:

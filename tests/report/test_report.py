@@ -41,10 +41,13 @@ def test_page_is_well_formed_and_loads_nothing(written: Path) -> None:
 def test_scores_of_nothing_and_less_are_drawn() -> None:
     content = {"measures": {"matthews": {"title": "Matthews correlation", "lower_is_better": False}}}
     content |= {"teacher": {"matthews": {"dev": 0.0}}, "student": {"matthews": {"dev": -0.03}}}
-    figure, _ = figures.comparison(Record.from_json(content))
+    figure, caption = figures.comparison(Record.from_json(content))
     (area,) = figure.axes
     shown = [dots.get_offsets()[0][0] for dots in area.collections if isinstance(dots, PathCollection)]
-    assert shown == [0.0, -0.03]
+    assert shown == [0.0, -0.03] and caption == "How far the student is from its teacher."
+    members = content | {"teacher": {}, "baseline": {"matthews": {"dev": -0.05}}}  # which are scored one by one
+    _, caption = figures.comparison(Record.from_json(members))
+    assert caption == "How far the student is from the same student trained without a teacher."
 
 
 def test_figures_are_small_linked_and_themed(written: Path) -> None:
