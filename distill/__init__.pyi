@@ -9,9 +9,6 @@ from distill.commands.api.run import run as run
 from distill.commands.evaluate import evaluate as evaluate
 from distill.commands.prediction import predict as predict
 from distill.config.evaluation import OnTheWayConfig as OnTheWayConfig
-from distill.config.models import LayersStudentConfig as LayersStudentConfig
-from distill.config.models import NewStudentConfig as NewStudentConfig
-from distill.config.models import SavedStudentConfig as SavedStudentConfig
 from distill.config.settings import BackendConfig as BackendConfig
 from distill.config.settings import EvaluateConfig as EvaluateConfig
 from distill.config.settings import MaskingConfig as MaskingConfig

@@ -13,7 +13,7 @@ PYTHON = sorted(path for folder in ("distill", "tests", "benchmarks") for path i
 
 # Lines of Python that a room may have. What a change adds leaves elsewhere: a commit explains a number that grows.
 MOST_LINES = {
-    "commands": 4066, "config": 3169, "data": 7475, "distributed": 2433, "evaluation": 2441, "models": 4739,
+    "commands": 4066, "config": 3153, "data": 7475, "distributed": 2433, "evaluation": 2441, "models": 4739,
     "objective": 1985, "optim": 727, "report": 3159, "runs": 5741, "runtime": 1522, "tasks": 698, "teacher": 1624,
 }  # fmt: skip
 

@@ -242,19 +242,3 @@ class StudentConfig(Part):
 def _are_numbers(layers: Any) -> bool:
     """Whether these are numbers of layers."""
     return isinstance(layers, list) and all(type(layer) is int and layer >= 0 for layer in layers)
-
-
-class LayersStudentConfig(StudentConfig):
-    """A student that starts from layers of the teacher, for programs."""
-
-
-class NewStudentConfig(StudentConfig):
-    """A student that starts from new weights, for programs."""
-
-    init: Literal["random", "neighbours"] = setting("random", "New weights.")
-
-
-class SavedStudentConfig(StudentConfig):
-    """A student that starts from a saved model, for programs."""
-
-    init: Literal["pretrained"] = setting("pretrained", "Weights of a saved model.")

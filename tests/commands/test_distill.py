@@ -123,7 +123,7 @@ def test_a_student_in_memory_is_trained_as_a_copy(job: dict[str, Any], folder: P
     before = model_digest(student.model)
     first = distill.distill(**job | {"student": student.model})
     # The recipe has no dropout, the model its own.
-    saved = distill.SavedStudentConfig(path=str(folder), dropout=None)
+    saved = distill.StudentConfig(init="pretrained", path=str(folder), dropout=None)
     named = distill.distill(**job | {"student": saved, "folder": "runs/named"})
     assert model_digest(student.model) == before != model_digest(distill.load_model(first.student, "cpu").model)
     assert_same(first.folder, named.folder)
