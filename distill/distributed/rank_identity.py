@@ -31,7 +31,7 @@ def refuse_differing_settings(nested: dict[str, Any], ranks: Ranks) -> None:
     settings = flatten(nested)
     free = {name for name in settings if name in OF_A_NODE or name.rpartition(".")[2] in OF_A_HOST}
     compared = {name: str(value) for name, value in settings.items() if name not in free}
-    compared["evaluate.baseline"] = str(settings.get("evaluate.baseline") and "a run")  # which all ranks score
+    compared["evaluate.baseline"] = "None" if settings.get("evaluate.baseline") is None else "a run"  # all score it
     refuse_differing_ranks(compared | versions(), ranks)
 
 

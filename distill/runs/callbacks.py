@@ -1,4 +1,4 @@
-"""The callbacks of a run: its log of metrics with the progress line, its snapshots, and observers of the user's own."""
+"""The log of a run with its progress line, observers of the user's own, and which snapshots there are and can be."""
 
 import logging
 from pathlib import Path
